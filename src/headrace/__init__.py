@@ -1,0 +1,3 @@
+"""Headrace: Kafka you can pip install."""
+
+__version__ = "0.1.0"

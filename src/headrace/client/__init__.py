@@ -1,0 +1,1 @@
+"""Connections, metadata, producer, consumer and admin of the Kafka protocol."""

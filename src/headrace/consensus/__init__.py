@@ -1,0 +1,1 @@
+"""The metadata log and how its records become committed."""

@@ -1,0 +1,1 @@
+"""Partitions as seen by producers and consumers: leader append, high watermark, waiters."""

@@ -1,0 +1,1 @@
+"""The broker process: listener, sessions, router, handlers, composition root."""

@@ -1,0 +1,1 @@
+"""Files, segments, indexes, producer state, leader epochs, partition logs, recovery, retention."""
