@@ -1,0 +1,40 @@
+PY := .venv/bin/python
+JOBS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench docs pins clean
+
+help:  ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+setup:  ## Build .venv; compile the record codec where a C compiler is there
+	@scripts/setup
+
+demo: setup  ## A broker, two real clients, a kill -9 in the middle, and an account of every record
+	@$(PY) examples/demo.py
+
+lint: setup  ## Style, format and strict types
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+test: lint  ## Everything that must hold: lint, unit, property and integration tests
+	$(PY) -m pytest -n $(JOBS)
+
+format: setup  ## Put the code into its format
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+bench: setup  ## Measure; with HEADRACE_PEERS=<dir of a Kafka launcher> side by side with Kafka
+	@$(PY) -m benchmarks
+
+docs: setup  ## Write the pages that are derived from the code
+	@$(PY) scripts/write_docs.py
+
+pins:  ## Write requirements/*.txt anew from pyproject.toml (wants uv)
+	@scripts/pin
+
+clean:  ## Remove what setup, tests and builds made
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -f src/headrace/records/_codec.c src/headrace/records/_codec*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
