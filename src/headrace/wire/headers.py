@@ -1,0 +1,79 @@
+"""Request and response headers.
+
+A request header is read by hand: it comes first on every request, also on those whose API or version is unknown. Versions:
+request 1 (client id) or 2 (plus tagged fields) when the API's version is flexible; response 0 or 1 likewise, except that
+the response to ApiVersions always has version 0, so that a client can read it before it knows what the broker speaks.
+"""
+
+from struct import Struct
+from typing import NamedTuple
+
+from headrace.wire.apis import Api, is_flexible
+from headrace.wire.primitives import Buffer, Malformed, skip_tags, text, write_uvarint
+
+_REQUEST = Struct(">hhih")
+_CORRELATION = Struct(">i")
+_NO_TAGS = b"\x00"
+
+
+class RequestHeader(NamedTuple):
+    """What every request begins with, and where its body starts."""
+
+    api: int
+    version: int
+    correlation_id: int
+    client_id: str | None
+    body: int
+
+
+def parse_request_header(buf: Buffer, pos: int = 0) -> RequestHeader:
+    """The header of the request that begins at `pos`. Raises Malformed.
+
+    The tagged fields of a flexible header are skipped only for APIs that exist: of others the body is never read.
+    """
+    if len(buf) - pos < _REQUEST.size:
+        raise Malformed("request shorter than its header")
+    api, version, correlation_id, length = _REQUEST.unpack_from(buf, pos)
+    pos += _REQUEST.size
+    client_id: str | None = None
+    if length >= 0:
+        if pos + length > len(buf):
+            raise Malformed("client id longer than its request")
+        client_id = text(buf[pos : pos + length])
+        pos += length
+    elif length < -1:
+        raise Malformed("client id of negative length")
+    try:
+        flexible = is_flexible(api, version)
+    except KeyError:
+        flexible = False
+    if flexible:
+        pos = skip_tags(buf, pos)
+    return RequestHeader(api, version, correlation_id, client_id, pos)
+
+
+def encode_request_header(api: int, version: int, correlation_id: int, client_id: str | None) -> bytes:
+    """The header of a request, as a client sends it."""
+    name = b"" if client_id is None else client_id.encode()
+    out = bytearray(_REQUEST.pack(api, version, correlation_id, -1 if client_id is None else len(name)))
+    out += name
+    if is_flexible(api, version):
+        write_uvarint(out, 0)
+    return bytes(out)
+
+
+def encode_response_header(api: int, version: int, correlation_id: int) -> bytes:
+    """The header of a response."""
+    head = _CORRELATION.pack(correlation_id)
+    return head + _NO_TAGS if api != Api.API_VERSIONS and is_flexible(api, version) else head
+
+
+def parse_response_header(api: int, version: int, buf: Buffer, pos: int = 0) -> tuple[int, int]:
+    """The correlation id of a response and where its body starts. Raises Malformed."""
+    if len(buf) - pos < _CORRELATION.size:
+        raise Malformed("response shorter than its header")
+    (correlation_id,) = _CORRELATION.unpack_from(buf, pos)
+    pos += _CORRELATION.size
+    if api != Api.API_VERSIONS and is_flexible(api, version):
+        pos = skip_tags(buf, pos)
+    return correlation_id, pos
