@@ -1,0 +1,112 @@
+"""`headrace serve`: one broker process.
+
+Owns the options of the command. Invariant: nothing is imported here that the broker itself does not need, apart from the
+parser; the settings are checked before the broker is built. Called by `cli.main`; hands over to `headrace.server.main`.
+"""
+
+import argparse
+import os
+import sys
+
+from headrace.cli.parser import UsageError, key_value, nearest, whole_number
+
+DESCRIPTION = """\
+Run one broker (and the controller of its cluster of one) in this process.
+
+Prints 'ready HOST:PORT' on standard output when a produce would be accepted. SIGTERM and SIGINT stop it cleanly."""
+
+EXAMPLE = """\
+example:
+  headrace serve                                     # data in .headrace, on 127.0.0.1:9092
+  headrace serve --memory --port 0                   # nothing on disk, any free port
+  headrace serve --data /var/lib/headrace --host 0.0.0.0 --set num.partitions=6 --set log.retention.hours=24
+
+environment:
+  HEADRACE_DATA                  the data directory when --data is not given
+  HEADRACE_STOP_ON_STDIN_EOF=1   stop when standard input ends: a program that starts a broker and holds the other end
+                                 of its input cannot leave it behind"""
+
+STOP_GRACE_S = 10.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    storage = parser.add_mutually_exclusive_group()
+    storage.add_argument("--data", metavar="DIR", help="data directory (default: $HEADRACE_DATA, else .headrace)")
+    storage.add_argument("--memory", action="store_true", help="keep everything in memory")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument(
+        "--port", type=whole_number(0, 65535), default=9092, help="port to listen on; 0 picks one (default: 9092)"
+    )
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        type=key_value,
+        action="append",
+        default=[],
+        dest="settings",
+        help="a broker setting by its Kafka name; may be repeated",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        type=str.lower,
+        default="warning",
+        help="how much to log on standard error (default: warning)",
+    )
+    parser.add_argument("--log-json", action="store_true", help="log as JSON, one object a line")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check the settings and run the broker until it is told to stop."""
+    settings: dict[str, str] = dict(options.settings)
+    _check_settings(settings)
+    if os.environ.get("HEADRACE_STOP_ON_STDIN_EOF") == "1":
+        _stop_on_stdin_eof()
+    data_dir = None
+    if not options.memory:
+        data_dir = options.data or os.environ.get("HEADRACE_DATA") or ".headrace"
+    from headrace.server.main import ServeOptions, serve
+
+    return serve(
+        ServeOptions(
+            data_dir=data_dir,
+            memory=options.memory,
+            host=options.host,
+            port=options.port,
+            settings=settings,
+            log_level=options.log_level.upper(),
+            log_json=options.log_json,
+        )
+    )
+
+
+def _check_settings(settings: dict[str, str]) -> None:
+    if not settings:
+        return
+    from headrace.base.settings import BROKER_SETTINGS
+
+    for name in settings:
+        if name not in BROKER_SETTINGS:
+            raise UsageError(
+                f"--set {name}: not a broker setting{nearest(name, BROKER_SETTINGS)}; "
+                "'headrace config describe broker 1' lists them on a running broker"
+            )
+
+
+def _stop_on_stdin_eof() -> None:
+    import signal
+    import threading
+
+    def watch() -> None:
+        descriptor = sys.stdin.fileno()
+        while os.read(descriptor, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        if not threading.Event().wait(STOP_GRACE_S):
+            os._exit(1)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
