@@ -1,0 +1,184 @@
+"""The hand-written Produce and Fetch codecs say byte for byte what the schema-driven codec says."""
+
+import pytest
+
+from headrace.wire import fetch, produce
+from headrace.wire.apis import Api
+from headrace.wire.messages import Malformed, decode_response, encode_request, encode_response
+
+ID = bytes(range(16))
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+@pytest.mark.parametrize("transactional_id", [None, "tx"])
+def test_a_produce_request_is_read_as_the_schema_says(version, transactional_id):
+    raw = encode_request(
+        Api.PRODUCE,
+        version,
+        {
+            "transactional_id": transactional_id,
+            "acks": -1,
+            "timeout_ms": 1500,
+            "topic_data": [
+                {
+                    "name": "orders",
+                    "topic_id": ID,
+                    "partition_data": [{"index": 0, "records": b"abc"}, {"index": 7, "records": b""}],
+                },
+                {"name": "empty", "topic_id": ID, "partition_data": []},
+            ],
+        },
+    )
+    request = produce.decode_produce(version, memoryview(raw), 0)
+    assert (request.transactional_id, request.acks, request.timeout_ms) == (transactional_id, -1, 1500)
+    first, second = request.topics
+    assert (first.name, first.topic_id) == (("", ID) if version >= 13 else ("orders", b""))
+    assert [(p.index, bytes(p.records)) for p in first.partitions] == [(0, b"abc"), (7, b"")]
+    assert second.partitions == []
+    for cut in range(len(raw)):
+        with pytest.raises(Malformed):
+            produce.decode_produce(version, memoryview(raw)[:cut], 0)
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+def test_a_produce_reply_is_written_as_the_schema_says(version):
+    topic = produce.ProduceTopic("orders", ID, [])
+    results = [
+        produce.ProduceResult(0, 0, 41, -1, 3),
+        produce.ProduceResult(2, 6, leader=(4, 9), message="not here"),
+    ]
+    written = produce.encode_produce_reply(version, [(topic, results)], 12, {4: ("h", 9092, None)})
+    assert written == encode_response(
+        Api.PRODUCE,
+        version,
+        {
+            "responses": [
+                {
+                    "name": "orders",
+                    "topic_id": ID,
+                    "partition_responses": [
+                        {"index": 0, "error_code": 0, "base_offset": 41, "log_start_offset": 3},
+                        {
+                            "index": 2,
+                            "error_code": 6,
+                            "base_offset": -1,
+                            "error_message": "not here",
+                            "current_leader": {"leader_id": 4, "leader_epoch": 9},
+                        },
+                    ],
+                }
+            ],
+            "throttle_time_ms": 12,
+            "node_endpoints": [{"node_id": 4, "host": "h", "port": 9092}],
+        },
+    )
+
+
+@pytest.mark.parametrize("version", range(4, 19))
+def test_a_fetch_request_is_read_as_the_schema_says(version):
+    raw = encode_request(
+        Api.FETCH,
+        version,
+        {
+            "replica_id": 5,
+            "replica_state": {"replica_id": 5, "replica_epoch": 8},
+            "max_wait_ms": 500,
+            "min_bytes": 1,
+            "max_bytes": 1 << 20,
+            "isolation_level": 1,
+            "session_id": 77,
+            "session_epoch": 2,
+            "topics": [
+                {
+                    "topic": "orders",
+                    "topic_id": ID,
+                    "partitions": [
+                        {
+                            "partition": 3,
+                            "current_leader_epoch": 6,
+                            "fetch_offset": 1234,
+                            "last_fetched_epoch": 5,
+                            "log_start_offset": 9,
+                            "partition_max_bytes": 4096,
+                        }
+                    ],
+                }
+            ],
+            "forgotten_topics_data": [{"topic": "old", "topic_id": ID, "partitions": [1, 2]}],
+            "rack_id": "r1",
+        },
+    )
+    request = fetch.decode_fetch(version, memoryview(raw), 0)
+    assert request.replica_id == 5
+    assert request.replica_epoch == (8 if version >= 15 else -1)
+    assert (request.max_wait_ms, request.min_bytes, request.max_bytes) == (500, 1, 1 << 20)
+    assert (request.session_id, request.session_epoch) == ((77, 2) if version >= 7 else (0, -1))
+    (topic,) = request.topics
+    assert (topic.name, topic.topic_id) == (("", ID) if version >= 13 else ("orders", b""))
+    (part,) = topic.partitions
+    assert (part.index, part.offset, part.max_bytes) == (3, 1234, 4096)
+    assert part.leader_epoch == (6 if version >= 9 else -1)
+    assert part.last_fetched_epoch == (5 if version >= 12 else -1)
+    assert part.log_start_offset == (9 if version >= 5 else -1)
+    assert [f.partitions for f in request.forgotten] == ([[1, 2]] if version >= 7 else [])
+    assert request.rack_id == ("r1" if version >= 11 else "")
+    for cut in range(len(raw) - (0 if version < 12 else 14)):
+        with pytest.raises(Malformed):
+            fetch.decode_fetch(version, memoryview(raw)[:cut], 0)
+
+
+@pytest.mark.parametrize("version", range(4, 19))
+def test_a_fetch_reply_is_written_as_the_schema_says_around_its_ranges(version):
+    results = [
+        fetch.FetchResult(0, 0, 10, 9, 1, None, -1, [b"AB", b"C"], 3),
+        fetch.FetchResult(1, 0, 5, 5, 0, [(7, 2)], 3),
+        fetch.FetchResult(2, 6, diverging=(4, 100), leader=(2, 8)),
+    ]
+    parts, size = fetch.encode_fetch_reply(
+        version, [("orders", ID, results)], throttle_time_ms=4, session_id=9, endpoints={2: ("h", 1, "r")}
+    )
+    written = b"".join(parts)
+    assert len(written) == size
+    body = {
+        "throttle_time_ms": 4,
+        "session_id": 9,
+        "responses": [
+            {
+                "topic": "orders",
+                "topic_id": ID,
+                "partitions": [
+                    {
+                        "partition_index": 0,
+                        "high_watermark": 10,
+                        "last_stable_offset": 9,
+                        "log_start_offset": 1,
+                        "aborted_transactions": None,
+                        "records": b"ABC",
+                    },
+                    {
+                        "partition_index": 1,
+                        "high_watermark": 5,
+                        "last_stable_offset": 5,
+                        "log_start_offset": 0,
+                        "aborted_transactions": [{"producer_id": 7, "first_offset": 2}],
+                        "preferred_read_replica": 3,
+                        "records": b"",
+                    },
+                    {
+                        "partition_index": 2,
+                        "error_code": 6,
+                        "high_watermark": -1,
+                        "last_stable_offset": -1,
+                        "log_start_offset": -1,
+                        "aborted_transactions": None,
+                        "records": b"",
+                        "diverging_epoch": {"epoch": 4, "end_offset": 100},
+                        "current_leader": {"leader_id": 2, "leader_epoch": 8},
+                    },
+                ],
+            }
+        ],
+        "node_endpoints": [{"node_id": 2, "host": "h", "port": 1, "rack": "r"}],
+    }
+    assert written == encode_response(Api.FETCH, version, body)
+    assert decode_response(Api.FETCH, version, memoryview(written)).responses[0].partitions[0].high_watermark == 10
