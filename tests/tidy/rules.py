@@ -66,6 +66,7 @@ EDGES = (
     "storage/flusher.py",
     "server/broker*.py",
     "server/listener*.py",
+    "server/main.py",
     "client/*.py",
     "cli/*.py",
     "testing/*.py",
