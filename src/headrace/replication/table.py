@@ -1,0 +1,85 @@
+"""The partitions this broker holds, kept in step with the cluster's image.
+
+Owns the map from topic and index to `Partition`. Invariant: it holds exactly the partitions that the image assigns to this
+broker and whose logs could be opened; those that could not are remembered with their error, so that a client is told why.
+Called by the broker on every new image and by every handler that touches a partition.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.log import get_logger
+from headrace.cluster.image import ClusterImage, TopicImage
+from headrace.replication.partition import Partition
+from headrace.storage.log import PartitionLog
+
+OpenLog: TypeAlias = Callable[[str, int, bytes], PartitionLog]
+
+logger = get_logger(__name__)
+
+
+class PartitionTable:
+    """Partitions by topic and index."""
+
+    def __init__(self, node_id: int, open_log: OpenLog, delete_log: Callable[[str, int], None]) -> None:
+        self._node_id = node_id
+        self._open_log = open_log
+        self._delete_log = delete_log
+        self._topics: dict[str, dict[int, Partition | KafkaError]] = {}
+
+    def __iter__(self) -> Iterator[Partition]:
+        for partitions in self._topics.values():
+            for partition in partitions.values():
+                if isinstance(partition, Partition):
+                    yield partition
+
+    def get(self, topic: str, index: int) -> Partition:
+        """The partition, or the error a client is to get instead."""
+        try:
+            partition = self._topics[topic][index]
+        except KeyError:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "this broker does not host the partition") from None
+        if isinstance(partition, KafkaError):
+            raise partition
+        return partition
+
+    def apply(self, old: ClusterImage, new: ClusterImage) -> None:
+        """Open what the new image assigns here, drop what it no longer does."""
+        for name in old.topics.keys() - new.topics.keys():
+            self._drop(name)
+        for name, topic in new.topics.items():
+            before = old.topics.get(name)
+            if before is topic:
+                continue
+            if before is not None and before.id != topic.id:
+                self._drop(name)
+            self._take(topic)
+
+    def _take(self, topic: TopicImage) -> None:
+        held = self._topics.setdefault(topic.name, {})
+        for index, registration in enumerate(topic.partitions):
+            if self._node_id not in registration.replicas:
+                continue
+            present = held.get(index)
+            if isinstance(present, Partition):
+                present.leader_epoch = registration.leader_epoch
+                continue
+            held[index] = self._open(topic, index, registration.leader_epoch)
+
+    def _open(self, topic: TopicImage, index: int, leader_epoch: int) -> Partition | KafkaError:
+        try:
+            log = self._open_log(topic.name, index, topic.id)
+        except (OSError, KafkaError) as error:
+            logger.error(
+                "partition cannot be opened",
+                extra={"fields": {"topic": topic.name, "partition": index, "why": str(error)}},
+            )
+            return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of this partition cannot be opened: {error}")
+        return Partition(topic.name, topic.id, index, leader_epoch, log)
+
+    def _drop(self, name: str) -> None:
+        for index, partition in self._topics.pop(name, {}).items():
+            self._delete_log(name, index)
+            if isinstance(partition, Partition):
+                partition.fail_waiters(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

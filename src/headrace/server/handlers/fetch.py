@@ -1,0 +1,189 @@
+"""Fetch: byte ranges of many partitions out, at once or when there is enough.
+
+Behaviour. Answered at once when `min_bytes` are there, a partition has an error, nothing is asked for, or the client does
+not want to wait; otherwise parked on its partitions until data comes or `max_wait_ms` is over. Records are never decoded:
+the reply is heads around ranges of segment files. The first partition with data gets at least one whole batch however small
+the limits are, so that a reader always gets on. Versions: sessions from 7, leader epochs checked from 9, topic ids from 13.
+Left out: reads by followers, until there are any; aborted transactions, until there are transactions.
+"""
+
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.replication.partition import READ_COMMITTED, Partition
+from headrace.security.authorizer import Operation, ResourceType
+from headrace.server.broker import Broker
+from headrace.server.fetch_sessions import NO_SESSION, FetchSession, Key
+from headrace.server.session import Exchange
+from headrace.wire.fetch import (
+    TOPIC_IDS_FROM,
+    FetchPartition,
+    FetchRequest,
+    FetchResult,
+    decode_fetch,
+    encode_fetch_reply,
+)
+
+
+def handle_fetch(broker: Broker, exchange: Exchange, frame: memoryview, body: int) -> None:
+    """Read, and answer now or when there is enough."""
+    context = exchange.context
+    version = context.version
+    request = decode_fetch(version, frame, body)
+    uses_ids = version >= TOPIC_IDS_FROM
+    try:
+        session = broker.fetch_sessions.open(request, uses_ids, broker.clock.monotonic_ms())
+    except KafkaError as error:
+        parts, size = encode_fetch_reply(version, [], throttle_time_ms=context.throttle_ms, error=error.code)
+        exchange.reply_parts(parts, size)  # type: ignore[arg-type]
+        return
+    _Fetch(broker, exchange, request, session).start()
+
+
+class _Fetch:
+    """A fetch under way: what it wants, and where it is parked."""
+
+    __slots__ = ("_broker", "_exchange", "_parked", "_request", "_session", "_timer", "_wanted", "_whole")
+
+    def __init__(
+        self, broker: Broker, exchange: Exchange, request: FetchRequest, session: FetchSession | None
+    ) -> None:
+        self._broker = broker
+        self._exchange = exchange
+        self._request = request
+        self._session = session
+        self._whole = session is None or session.epoch == 1  # the first reply of a session holds every partition
+        if session is None:
+            self._wanted: list[tuple[Key, FetchPartition]] = [
+                ((topic.name, topic.topic_id, partition.index), partition)
+                for topic in request.topics
+                for partition in topic.partitions
+            ]
+        else:
+            self._wanted = list(session.partitions.items())
+        self._parked: list[Partition] = []
+        self._timer: object | None = None
+
+    def start(self) -> None:
+        results, size, urgent = self._read()
+        request = self._request
+        if urgent or not self._wanted or size >= request.min_bytes or request.max_wait_ms <= 0:
+            self._answer(results)
+            return
+        self._park()
+        self._timer = self._broker.call_later(request.max_wait_ms, self._time_out)
+        self._exchange.on_gone = self._leave
+
+    def _read(self) -> tuple[list[tuple[Key, FetchResult]], int, bool]:
+        """What there is now: the results, their bytes of records, and whether one of them cannot wait."""
+        broker, request = self._broker, self._request
+        left = min(request.max_bytes, broker.config.fetch_max_bytes)
+        results: list[tuple[Key, FetchResult]] = []
+        total, urgent = 0, False
+        for key, wanted in self._wanted:
+            result = self._read_one(key, wanted, left, total == 0)
+            if result.size:
+                total += result.size
+                left -= result.size
+            urgent |= result.error != ErrorCode.NONE
+            results.append((key, result))
+        return results, total, urgent
+
+    def _read_one(self, key: Key, wanted: FetchPartition, left: int, first: bool) -> FetchResult:
+        isolation = self._request.isolation_level
+        partition: Partition | None = None
+        try:
+            partition = self._partition(key)
+            partition.check_epoch(wanted.leader_epoch)
+            max_bytes = min(wanted.max_bytes, left)
+            log = partition.log
+            if max_bytes > 0 or first:
+                piece = partition.read(wanted.offset, max(max_bytes, 0), isolation, first)
+                ranges, size = piece.ranges, piece.size
+            else:
+                log.check_offset(wanted.offset)
+                ranges, size = [], 0
+        except KafkaError as error:
+            if error.code is ErrorCode.OFFSET_OUT_OF_RANGE and partition is not None:
+                return FetchResult(
+                    key[2],
+                    error.code,
+                    partition.high_watermark,
+                    partition.last_stable_offset(),
+                    partition.log.log_start_offset,
+                )
+            return FetchResult(key[2], error.code)
+        except OSError as error:
+            self._broker.report_read_failure(key[0], key[2], error)
+            return FetchResult(key[2], ErrorCode.KAFKA_STORAGE_ERROR)
+        return FetchResult(
+            key[2],
+            ErrorCode.NONE,
+            partition.high_watermark,
+            partition.last_stable_offset(),
+            log.log_start_offset,
+            [] if isolation == READ_COMMITTED else None,
+            -1,
+            ranges,
+            size,
+        )
+
+    def _partition(self, key: Key) -> Partition:
+        name, topic_id, index = key
+        broker = self._broker
+        if topic_id:
+            known = broker.image.topic_by_id(topic_id)
+            if known is None:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "no topic has this id")
+            name = known.name
+        if not self._exchange.context.authorize(Operation.READ, ResourceType.TOPIC, name):
+            raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        return broker.partition(name, index)
+
+    def _park(self) -> None:
+        """Wait on every partition that there may be more of."""
+        for key, _ in self._wanted:
+            try:
+                partition = self._partition(key)
+            except KafkaError:
+                continue  # an error would have been answered at once
+            partition.add_reader(self._wake)
+            self._parked.append(partition)
+
+    def _leave(self) -> None:
+        """Stop waiting."""
+        for partition in self._parked:
+            partition.remove_reader(self._wake)
+        self._parked.clear()
+        self._broker.cancel(self._timer)
+        self._timer = None
+
+    def _wake(self) -> None:
+        """There may be more: answer, or go on waiting."""
+        results, size, urgent = self._read()
+        if urgent or size >= self._request.min_bytes:
+            self._leave()
+            self._answer(results)
+            return
+        for partition in self._parked:
+            partition.add_reader(self._wake)
+
+    def _time_out(self) -> None:
+        self._leave()
+        self._answer(self._read()[0])
+
+    def _answer(self, results: list[tuple[Key, FetchResult]]) -> None:
+        session, context = self._session, self._exchange.context
+        if session is not None:
+            if not self._whole:
+                results = [(key, result) for key, result in results if session.changed(key, result)]
+            for key, result in results:
+                session.sent(key, result)
+        topics: dict[tuple[str, bytes], list[FetchResult]] = {}
+        for (name, topic_id, _), result in results:
+            topics.setdefault((name, topic_id), []).append(result)
+        parts, size = encode_fetch_reply(
+            context.version,
+            [(name, topic_id, found) for (name, topic_id), found in topics.items()],
+            throttle_time_ms=context.throttle_ms,
+            session_id=NO_SESSION if session is None else session.id,
+        )
+        self._exchange.reply_parts(parts, size)  # type: ignore[arg-type]

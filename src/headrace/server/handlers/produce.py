@@ -1,0 +1,173 @@
+"""Produce: records of many partitions in, each appended as one batch.
+
+Behaviour. Partitions are appended in the order of the request, at once; the reply leaves when every one of them is as safe
+as its acks ask: 0 is not answered at all (an error closes the connection, the only sign a client would notice), 1 waits for
+a flush where the topic wants one before acknowledgement, -1 also for the high watermark, within the request's timeout.
+Versions: 0 to 2 carry message formats that are gone and are refused as a whole; 13 names topics by id.
+Left out: transactional records, until there is a coordinator for them.
+"""
+
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.replication.partition import Partition
+from headrace.security.authorizer import Operation, ResourceType
+from headrace.server.broker import Broker
+from headrace.server.session import Exchange
+from headrace.wire.produce import (
+    TOPIC_IDS_FROM,
+    VERSION_MIN,
+    ProducePartition,
+    ProduceResult,
+    ProduceTopic,
+    decode_produce,
+    encode_produce_reply,
+)
+
+ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
+
+
+def handle_produce(broker: Broker, exchange: Exchange, frame: memoryview, body: int) -> None:
+    """Append, then answer when the records are as safe as was asked."""
+    context = exchange.context
+    if context.version < VERSION_MIN:
+        exchange.drop(f"Produce version {context.version} carries a message format that is no longer taken")
+        return
+    request = decode_produce(context.version, frame, body)
+    pending = _Pending(broker, exchange, request.acks, request.timeout_ms)
+    for topic in request.topics:
+        name, refusal = _resolve(broker, exchange, topic, request.acks, request.transactional_id)
+        slot = pending.topic(topic)
+        for partition in topic.partitions:
+            if refusal is not None:
+                pending.refuse(slot, partition.index, refusal)
+            else:
+                pending.append(slot, name, partition)
+    pending.all_appended()
+
+
+def _resolve(
+    broker: Broker, exchange: Exchange, topic: ProduceTopic, acks: int, transactional_id: str | None
+) -> tuple[str, KafkaError | None]:
+    """The topic's name, or why nothing of it can be appended."""
+    name = topic.name
+    if exchange.context.version >= TOPIC_IDS_FROM:
+        known = broker.image.topic_by_id(topic.topic_id)
+        if known is None:
+            return "", KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "no topic has this id")
+        name = known.name
+    if not exchange.context.authorize(Operation.WRITE, ResourceType.TOPIC, name):
+        return name, KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    if acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
+        return name, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; it may be 0, 1 or -1")
+    if transactional_id is not None:
+        return name, KafkaError(ErrorCode.INVALID_TXN_STATE, "this broker has no transaction coordinator yet")
+    return name, None
+
+
+class _Pending:
+    """A produce request whose partitions are being made safe."""
+
+    __slots__ = ("_acks", "_broker", "_exchange", "_now_ms", "_timeout_ms", "_timer", "_topics", "_unsafe", "_waiting")
+
+    def __init__(self, broker: Broker, exchange: Exchange, acks: int, timeout_ms: int) -> None:
+        self._broker = broker
+        self._exchange = exchange
+        self._acks = acks
+        self._timeout_ms = timeout_ms
+        self._now_ms = broker.clock.now_ms()
+        self._topics: list[tuple[ProduceTopic, list[ProduceResult]]] = []
+        self._unsafe: set[tuple[int, int]] = set()  # (topic, partition) by their places in the request
+        self._waiting = 1  # one for the loop over the partitions itself
+        self._timer: object | None = None
+
+    def topic(self, topic: ProduceTopic) -> list[ProduceResult]:
+        results: list[ProduceResult] = []
+        self._topics.append((topic, results))
+        return results
+
+    def refuse(self, results: list[ProduceResult], index: int, error: KafkaError) -> None:
+        results.append(ProduceResult(index, error.code, message=error.message))
+
+    def append(self, results: list[ProduceResult], topic: str, data: ProducePartition) -> None:
+        try:
+            partition = self._broker.partition(topic, data.index)
+            if self._acks == ACKS_ALL:
+                self._broker.check_min_insync(partition)
+            if data.records is None or len(data.records) == 0:
+                raise KafkaError(ErrorCode.INVALID_RECORD, "no records for this partition")
+            appended = partition.append(memoryview(data.records), self._now_ms)
+        except KafkaError as error:
+            self.refuse(results, data.index, error)
+            return
+        results.append(
+            ProduceResult(
+                data.index,
+                ErrorCode.NONE,
+                appended.first_offset,
+                appended.log_append_time_ms,
+                appended.log_start_offset,
+            )
+        )
+        flush_due = appended.flush_due
+        if flush_due:
+            self._broker.flush(partition)
+        if self._acks == ACKS_NONE:
+            return
+        end, replicated = appended.last_offset + 1, self._acks == ACKS_ALL
+        if not partition.is_safe(end, flush_due, replicated):
+            self._wait(results, len(results) - 1, partition, end, flush_due, replicated)
+
+    def _wait(
+        self, results: list[ProduceResult], at: int, partition: Partition, end: int, flushed: bool, replicated: bool
+    ) -> None:
+        self._waiting += 1
+        place = (len(self._topics) - 1, at)
+        self._unsafe.add(place)
+
+        def done(error: ErrorCode) -> None:
+            if self._exchange.done:
+                return  # timed out before
+            self._unsafe.discard(place)
+            if error is not ErrorCode.NONE:
+                results[at] = ProduceResult(results[at].index, error)
+            self._one_less()
+
+        partition.when_safe(end, flushed, replicated, done)
+
+    def all_appended(self) -> None:
+        if self._waiting > 1:
+            self._timer = self._broker.call_later(max(self._timeout_ms, 0), self._time_out)
+            self._exchange.on_gone = self._gone
+        self._one_less()
+
+    def _one_less(self) -> None:
+        self._waiting -= 1
+        if self._waiting == 0:
+            self._finish()
+
+    def _time_out(self) -> None:
+        """Not safe in time. What was appended stays: the client may find it there when it tries again."""
+        if self._exchange.done:
+            return
+        for topic, at in self._unsafe:
+            results = self._topics[topic][1]
+            results[at] = ProduceResult(results[at].index, ErrorCode.REQUEST_TIMED_OUT)
+        self._timer = None
+        self._finish()
+
+    def _gone(self) -> None:
+        self._broker.cancel(self._timer)
+        self._exchange.done = True
+
+    def _finish(self) -> None:
+        exchange = self._exchange
+        self._broker.cancel(self._timer)
+        if self._acks != ACKS_NONE:
+            exchange.reply(
+                encode_produce_reply(exchange.context.version, self._topics, exchange.context.throttle_ms)
+            )
+            return
+        failed = [result for _, results in self._topics for result in results if result.error != ErrorCode.NONE]
+        if failed:
+            exchange.drop(f"a produce with acks=0 failed: {ErrorCode(failed[0].error).name}")
+        else:
+            exchange.reply_nothing()

@@ -1,0 +1,110 @@
+"""From a request to the handler of its API, and from what that returns to a reply.
+
+Two kinds of handler. A *direct* one (Produce, Fetch) takes the frame as it is and answers the exchange itself, at once or
+later. The others take a decoded `Message` and return the reply's body, or an awaitable of it; their message is decoded from
+a copy, because the frame's memory is used again as soon as the router returns.
+
+Requests that cannot be served: an unknown version of ApiVersions is answered with UNSUPPORTED_VERSION in a body of version
+0; any other unknown API or version closes the connection, as Kafka does.
+"""
+
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeAlias
+
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.log import correlation, get_logger
+from headrace.server.context import RequestContext
+from headrace.server.session import Exchange
+from headrace.wire.apis import SUPPORTED, Api, is_supported
+from headrace.wire.messages import Message, decode_request, encode_response
+from headrace.wire.primitives import Malformed
+from headrace.wire.schema import message_schema
+
+Body: TypeAlias = Mapping[str, Any]
+Handler: TypeAlias = Callable[[Any, RequestContext, Message], "Body | Awaitable[Body]"]
+DirectHandler: TypeAlias = Callable[[Any, Exchange, memoryview, int], None]
+Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]
+
+logger = get_logger(__name__)
+
+
+class Router:
+    """The table of handlers of one broker."""
+
+    def __init__(
+        self,
+        broker: object,
+        handlers: Mapping[Api, Handler],
+        direct: Mapping[Api, DirectHandler],
+        spawn: Spawn,
+    ) -> None:
+        missing = SUPPORTED.keys() - handlers.keys() - direct.keys()
+        assert not missing, f"advertised but not served: {sorted(api.name for api in missing)}"
+        self._broker = broker
+        self._handlers = handlers
+        self._direct = direct
+        self._spawn = spawn
+
+    def route(self, exchange: Exchange, frame: memoryview, body: int) -> None:
+        """Serve one request. Raises Malformed when its bytes are not what they claim."""
+        context = exchange.context
+        api, version = context.api, context.version
+        if not is_supported(api, version):
+            self._refuse(exchange)
+            return
+        try:
+            if direct := self._direct.get(api):  # type: ignore[call-overload]
+                direct(self._broker, exchange, frame, body)
+                return
+            request = decode_request(api, version, bytes(frame[body:]))
+            result = self._handlers[api](self._broker, context, request)  # type: ignore[index]
+            if isinstance(result, Mapping):
+                exchange.reply(encode_response(api, version, result))
+            else:
+                self._spawn(self._finish(exchange, result))
+        except Malformed:
+            raise
+        except KafkaError as error:
+            self._fail(exchange, error)
+        except Exception:
+            self._crash(exchange)
+
+    async def _finish(self, exchange: Exchange, result: Awaitable[Body]) -> None:
+        correlation.set(exchange.context.tag())
+        try:
+            exchange.reply(encode_response(exchange.context.api, exchange.context.version, await result))
+        except KafkaError as error:
+            self._fail(exchange, error)
+        except Exception:
+            self._crash(exchange)
+
+    def _refuse(self, exchange: Exchange) -> None:
+        context = exchange.context
+        if context.api == Api.API_VERSIONS:
+            context.version = 0
+            keys = [{"api_key": k, "min_version": v[0], "max_version": v[1]} for k, v in SUPPORTED.items()]
+            body = {"error_code": ErrorCode.UNSUPPORTED_VERSION, "api_keys": keys}
+            exchange.reply(encode_response(Api.API_VERSIONS, 0, body))
+            return
+        exchange.drop(f"API {context.api} version {context.version} is not served")
+
+    def _fail(self, exchange: Exchange, error: KafkaError) -> None:
+        """Answer a whole request with one error, where its reply has a place for one."""
+        context = exchange.context
+        fields = {field.name for field in message_schema(context.api, "response").fields}
+        if "error_code" not in fields or exchange.done:
+            exchange.drop(f"{error.code.name}: {error.message}")
+            return
+        body: dict[str, object] = {"error_code": error.code}
+        if "error_message" in fields:
+            body["error_message"] = error.message
+        exchange.reply(encode_response(context.api, context.version, body))
+
+    def _crash(self, exchange: Exchange) -> None:
+        """A handler raised what it should not: log all of it, tell the client, serve on."""
+        context = exchange.context
+        logger.exception(
+            "request failed",
+            extra={"fields": {"api": context.api, "version": context.version, "request": context.tag()}},
+        )
+        self._fail(exchange, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed on this request; see its log"))
