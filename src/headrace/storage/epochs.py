@@ -1,9 +1,10 @@
 """Which leader epoch wrote which offsets of one partition.
 
-Owns the list of (epoch, start offset); invariant: both rise strictly along it. It is a function of the batches in the log,
-so it can be rebuilt by `assign` over their headers; the file is a shortcut. `PartitionLog` assigns on append and truncates with the
-log; replication and OffsetForLeaderEpoch ask for end offsets. Semantics and file format (`leader-epoch-checkpoint`) are those
-of Kafka's LeaderEpochFileCache. No file is touched here: `dirty` tells the log that `encode()` is due.
+Owns the list of (epoch, start offset); invariant: both rise strictly along it. It is a function of the
+batches in the log, so it can be rebuilt by `assign` over their headers; the file is a shortcut.
+`PartitionLog` assigns on append and truncates with the log; replication and OffsetForLeaderEpoch ask for end
+offsets. Semantics and file format (`leader-epoch-checkpoint`) are those of Kafka's LeaderEpochFileCache. No
+file is touched here: `dirty` tells the log that `encode()` is due.
 """
 
 from bisect import bisect_left, bisect_right
@@ -52,7 +53,7 @@ class EpochCache:
         return [EpochEntry(epoch, start) for epoch, start in zip(self._epochs, self._starts, strict=True)]
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """`epoch` starts to write at `start_offset`; False when that is known. Entries that contradict it are dropped."""
+        """`epoch` writes from `start_offset` on; False when known. Entries that contradict it are dropped."""
         assert epoch >= 0 and start_offset >= 0, (epoch, start_offset)
         epochs, starts = self._epochs, self._starts
         if epochs and epoch == epochs[-1] and start_offset >= starts[-1]:
@@ -68,8 +69,8 @@ class EpochCache:
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEntry:
         """The largest known epoch at or below `epoch`, and the offset where it ends; (-1, -1) when undefined.
 
-        The latest epoch ends at the log's end. An epoch older than all known ones keeps its number and ends where the first
-        known one starts: its data is gone, and a follower goes on from there.
+        The latest epoch ends at the log's end. An epoch older than all known ones keeps its number and ends
+        where the first known one starts: its data is gone, and a follower goes on from there.
         """
         if epoch == UNDEFINED_EPOCH:
             return EpochEntry(UNDEFINED_EPOCH, UNDEFINED_EPOCH_OFFSET)
@@ -100,7 +101,7 @@ class EpochCache:
             self.dirty = True
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """The log starts at `start_offset` now: the epoch that wrote that offset starts there, older ones are dropped."""
+        """The log starts here now: the epoch that wrote this offset starts with it, older ones are dropped."""
         first = bisect_right(self._starts, start_offset) - 1
         if first < 0 or (first == 0 and self._starts[0] == start_offset):
             return

@@ -1,4 +1,4 @@
-"""Where an append comes from, which decides how much of it is checked. Used by the partition log and its parts."""
+"""Where an append comes from, which decides how much of it is checked. Used by the log and its parts."""
 
 from enum import IntEnum
 

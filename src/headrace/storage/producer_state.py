@@ -1,62 +1,48 @@
 """What one partition remembers of its idempotent and transactional producers.
 
-Owns, for each producer id that wrote here, its epoch, its last five batches, its open transaction and the epoch of the
-coordinator that last ended one. Invariant: the table is a function of the log's batches (and of expiry), so that replaying the log
-from any snapshot gives the same table; nothing in here is written before the batch that caused it is in the log.
-`PartitionLog` calls `check` before it writes a batch and `update` after; recovery calls `load`, then `update` for each batch past
-the snapshot. Semantics are those of Kafka 4's ProducerStateManager and ProducerAppendInfo.
+Owns, for each producer id that wrote here, its epoch, its last five batches, its open transaction and the
+epoch of the coordinator that last ended one. Invariant: the table is a function of the log's batches (and of
+expiry), so that replaying the log from any snapshot gives the same table; nothing in here is written before
+the batch that caused it is in the log. `PartitionLog` calls `check` before it writes a batch and `update`
+after; recovery calls `load`, then `update` for each batch past the snapshot. Semantics are those of Kafka 4's
+ProducerStateManager and ProducerAppendInfo.
 
-A producer without an entry may start at any sequence number: its records may have been removed by retention or
-DeleteRecords, or its entry may have expired, and refusing it would stop a healthy producer for good.
+A producer without an entry may start at any sequence number: its records may have been removed by retention
+or DeleteRecords, or its entry may have expired, and refusing it would stop a healthy producer for good.
 """
 
-import struct
-from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
-
-import crc32c
+from typing import NamedTuple, NoReturn
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
-from headrace.records.batch import BatchHeader
+from headrace.records.batch import (
+    CONTROL_BIT,
+    NO_PRODUCER_EPOCH,
+    NO_SEQUENCE,
+    SEQUENCE_MAX,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    BatchInfo,
+)
+from headrace.storage.markers import EndTransactionMarker
 from headrace.storage.origin import Origin
-
-BATCHES_REMEMBERED = 5
-"""As Kafka: the most requests that an idempotent producer may have in flight on one connection."""
+from headrace.storage.producer_entry import (
+    NO_OFFSET,
+    ProducerEntry,
+    RememberedBatch,
+    decode_snapshot,
+    encode_snapshot,
+)
 
 PRODUCERS_MAX = 50_000
-"""Entries in one partition's table. Past it the tenth that wrote longest ago is forgotten, as if it had expired."""
+"""Entries in one partition's table. Past it, the tenth that wrote longest ago is forgotten as if expired."""
 
-SEQUENCE_MAX = 2**31 - 1
-NO_PRODUCER_ID = -1
-NO_PRODUCER_EPOCH = -1
-NO_SEQUENCE = -1
-NO_OFFSET = -1
-NO_TIMESTAMP = -1
 
 TRANSACTION_VERSION_2 = 2
 """From this version (KIP-890) the coordinator raises the producer epoch with every marker."""
 
-_TRANSACTIONAL = 0x10
-_CONTROL = 0x20
-
-# The `.snapshot` file: version int16, crc uint32 over all that follows it, count int32, then the entries.
-_SNAPSHOT_VERSION = 1
-_SNAPSHOT_HEAD = struct.Struct(">hIi")
-_SNAPSHOT_CRC_END = 6
-_SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
-
-_MARKER_KEY = struct.Struct(">hh")
-_MARKER_VALUE = struct.Struct(">hi")
-_MARKER_ABORT = 0
-_MARKER_COMMIT = 1
-
 logger = get_logger(__name__)
-
-
-class CorruptSnapshot(Exception):
-    """A snapshot file that cannot be trusted; the table is rebuilt from the log instead."""
 
 
 class Duplicate(NamedTuple):
@@ -65,13 +51,6 @@ class Duplicate(NamedTuple):
     first_offset: int
     last_offset: int
     timestamp: int
-
-
-class EndTransactionMarker(NamedTuple):
-    """The content of a control batch that ends a transaction."""
-
-    committed: bool
-    coordinator_epoch: int
 
 
 class CompletedTransaction(NamedTuple):
@@ -83,92 +62,8 @@ class CompletedTransaction(NamedTuple):
     aborted: bool
 
 
-class RememberedBatch(NamedTuple):
-    """One of a producer's last batches, in the terms that the snapshot stores."""
-
-    last_sequence: int
-    last_offset: int
-    offset_delta: int
-    timestamp: int
-
-    @property
-    def first_sequence(self) -> int:
-        first = self.last_sequence - self.offset_delta
-        return first if first >= 0 else first + SEQUENCE_MAX + 1
-
-    @property
-    def first_offset(self) -> int:
-        return self.last_offset - self.offset_delta
-
-
-class ProducerEntry:
-    """One producer, as this partition knows it."""
-
-    __slots__ = ("batches", "coordinator_epoch", "epoch", "last_timestamp", "producer_id", "transaction_first_offset")
-
-    def __init__(self, producer_id: int) -> None:
-        self.producer_id = producer_id
-        self.epoch = NO_PRODUCER_EPOCH
-        self.coordinator_epoch = -1
-        self.last_timestamp = NO_TIMESTAMP
-        self.transaction_first_offset = NO_OFFSET
-        self.batches: deque[RememberedBatch] = deque(maxlen=BATCHES_REMEMBERED)
-
-    @property
-    def last_sequence(self) -> int:
-        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
-
-    @property
-    def last_offset(self) -> int:
-        return self.batches[-1].last_offset if self.batches else NO_OFFSET
-
-    def state(self) -> tuple[int, int, int, int, int, tuple[RememberedBatch, ...]]:
-        """All of it as a value, to compare tables."""
-        return (
-            self.producer_id,
-            self.epoch,
-            self.coordinator_epoch,
-            self.last_timestamp,
-            self.transaction_first_offset,
-            tuple(self.batches),
-        )
-
-    def find_duplicate(self, base_sequence: int, last_sequence: int) -> RememberedBatch | None:
-        for batch in self.batches:
-            if batch.last_sequence == last_sequence and batch.first_sequence == base_sequence:
-                return batch
-        return None
-
-    def _raise_epoch(self, epoch: int) -> None:
-        if epoch != self.epoch:
-            self.batches.clear()
-            self.epoch = epoch
-
-
-def parse_marker(key: bytes | None, value: bytes | None) -> EndTransactionMarker | None:
-    """The marker in a control record, or None where the record is of another kind (those have no producer state)."""
-    if key is None or len(key) < _MARKER_KEY.size:
-        raise KafkaError(ErrorCode.INVALID_RECORD, "Invalid key size found for control record")
-    version, kind = _MARKER_KEY.unpack_from(key)
-    if version < 0:
-        raise KafkaError(ErrorCode.INVALID_RECORD, f"Invalid version found for control record: {version}")
-    if kind not in (_MARKER_ABORT, _MARKER_COMMIT):
-        return None
-    if value is None or len(value) < _MARKER_VALUE.size:
-        raise KafkaError(ErrorCode.INVALID_RECORD, "Invalid value size found for end transaction marker")
-    version, coordinator_epoch = _MARKER_VALUE.unpack_from(value)
-    if version < 0:
-        raise KafkaError(ErrorCode.INVALID_RECORD, f"Invalid version found for end transaction marker: {version}")
-    return EndTransactionMarker(kind == _MARKER_COMMIT, coordinator_epoch)
-
-
-def encode_marker(marker: EndTransactionMarker) -> tuple[bytes, bytes]:
-    """Key and value of the control record that holds `marker`."""
-    key = _MARKER_KEY.pack(0, _MARKER_COMMIT if marker.committed else _MARKER_ABORT)
-    return key, _MARKER_VALUE.pack(0, marker.coordinator_epoch)
-
-
-# Partitions that never saw an idempotent producer share these and allocate nothing; they are replaced, never changed.
+# Partitions that never saw an idempotent producer share these and allocate nothing; they are replaced, never
+# changed.
 _NO_PRODUCERS: dict[int, ProducerEntry] = {}
 _NO_TRANSACTIONS: dict[int, int] = {}
 
@@ -181,7 +76,8 @@ class ProducerState:
     def __init__(self, name: str = "") -> None:
         self._name = name
         self._producers = _NO_PRODUCERS
-        # First offset of an open transaction -> its producer. Transactions open in log order, so insertion order is offset order.
+        # First offset of an open transaction -> its producer. Transactions open in log order, so insertion
+        # order is offset order.
         self._ongoing = _NO_TRANSACTIONS
         # First offset -> marker offset of transactions that ended at or above the high watermark.
         self._unreplicated = _NO_TRANSACTIONS
@@ -196,7 +92,7 @@ class ProducerState:
         """The entry of one producer, to look at."""
         return self._producers.get(producer_id)
 
-    # -- appends ---------------------------------------------------------------------------------------------------
+    # -- appends ---------------------------------------------------------------------------------------------
 
     def check(self, header: BatchHeader, origin: Origin = Origin.CLIENT) -> Duplicate | None:
         """May this data batch be appended? None: yes. A duplicate: no, answer with it. Else KafkaError."""
@@ -227,7 +123,7 @@ class ProducerState:
                 f"Invalid sequence number for new epoch of producer {producer_id} in partition {self._name}: "
                 f"{epoch} (request epoch), {sequence} (seq. number), {entry.epoch} (current producer epoch)",
             )
-        if entry.transaction_first_offset >= 0 and not header.attributes & _TRANSACTIONAL:
+        if entry.transaction_first_offset >= 0 and not header.attributes & TRANSACTIONAL_BIT:
             raise KafkaError(
                 ErrorCode.INVALID_TXN_STATE,
                 f"Expected transactional write from producer {producer_id} in partition {self._name}",
@@ -248,8 +144,13 @@ class ProducerState:
         epoch = header.producer_epoch
         if epoch < entry.epoch:
             self._refuse_epoch(header.producer_id, epoch, entry.epoch)
-        if transaction_version >= TRANSACTION_VERSION_2 and epoch == entry.epoch and entry.transaction_first_offset >= 0:
-            # A marker of this version carries a raised epoch. The same epoch with nothing open is a retry, and harmless.
+        if (
+            transaction_version >= TRANSACTION_VERSION_2
+            and epoch == entry.epoch
+            and entry.transaction_first_offset >= 0
+        ):
+            # A marker of this version carries a raised epoch. The same epoch with nothing open is a retry,
+            # and harmless.
             self._refuse_epoch(header.producer_id, epoch, entry.epoch)
         if entry.coordinator_epoch > marker.coordinator_epoch:
             raise KafkaError(
@@ -258,7 +159,7 @@ class ProducerState:
                 f"{marker.coordinator_epoch} (zombie), {entry.coordinator_epoch} (current)",
             )
 
-    def _refuse_epoch(self, producer_id: int, epoch: int, current: int) -> None:
+    def _refuse_epoch(self, producer_id: int, epoch: int, current: int) -> NoReturn:
         raise KafkaError(
             ErrorCode.INVALID_PRODUCER_EPOCH,
             f"Epoch of producer {producer_id} in {self._name} is {epoch}, "
@@ -274,34 +175,67 @@ class ProducerState:
     ) -> CompletedTransaction | None:
         """Remember a batch that is in the log now, at `first_offset`.
 
-        `max_timestamp` replaces the header's where the log stamped its own. A control batch comes with its marker; when that
-        ended a transaction, the result goes to the transaction index and then to `complete_transaction`.
+        `max_timestamp` replaces the header's where the log stamped its own. A control batch comes with its
+        marker; when that ended a transaction, the result goes to the transaction index and then to
+        `complete_transaction`.
         """
-        producer_id = header.producer_id
-        if producer_id < 0:
+        if header.producer_id < 0:
             return None
-        timestamp = header.max_timestamp if max_timestamp is None else max_timestamp
-        attributes = header.attributes
-        if attributes & _CONTROL and marker is None:
+        return self._apply(
+            header.producer_id,
+            header.producer_epoch,
+            header.attributes,
+            header.last_sequence,
+            first_offset,
+            header.last_offset_delta,
+            header.max_timestamp if max_timestamp is None else max_timestamp,
+            marker,
+        )
+
+    def replay(
+        self, batch: BatchInfo, marker: EndTransactionMarker | None = None
+    ) -> CompletedTransaction | None:
+        """`update` for a batch that recovery found in the log."""
+        if batch.producer_id < 0:
+            return None
+        return self._apply(
+            batch.producer_id,
+            batch.producer_epoch,
+            batch.attributes,
+            batch.last_sequence,
+            batch.base_offset,
+            batch.last_offset - batch.base_offset,
+            batch.max_timestamp,
+            marker,
+        )
+
+    def _apply(
+        self,
+        producer_id: int,
+        epoch: int,
+        attributes: int,
+        last_sequence: int,
+        first_offset: int,
+        offset_delta: int,
+        timestamp: int,
+        marker: EndTransactionMarker | None,
+    ) -> CompletedTransaction | None:
+        if attributes & CONTROL_BIT and marker is None:
             return None  # other control records, or a marker that compaction emptied: nothing to remember
         entry = self._producers.get(producer_id)
         if entry is None:
             entry = self._add(producer_id)
-        epoch = header.producer_epoch
         if epoch != entry.epoch:
-            entry._raise_epoch(epoch)
+            entry.batches.clear()
+            entry.epoch = epoch
         entry.last_timestamp = timestamp
-        if attributes & _CONTROL:
+        if attributes & CONTROL_BIT:
             assert marker is not None
             return self._end_transaction(entry, first_offset, marker)
-        delta = header.last_offset_delta
-        sequence = header.base_sequence
-        if sequence != NO_SEQUENCE:
-            sequence += delta
-            if sequence > SEQUENCE_MAX:
-                sequence -= SEQUENCE_MAX + 1
-        entry.batches.append(RememberedBatch(sequence, first_offset + delta, delta, timestamp))
-        if attributes & _TRANSACTIONAL and entry.transaction_first_offset < 0:
+        entry.batches.append(
+            RememberedBatch(last_sequence, first_offset + offset_delta, offset_delta, timestamp)
+        )
+        if attributes & TRANSACTIONAL_BIT and entry.transaction_first_offset < 0:
             entry.transaction_first_offset = first_offset
             if self._ongoing is _NO_TRANSACTIONS:
                 self._ongoing = {}
@@ -327,16 +261,20 @@ class ProducerState:
         return entry
 
     def _forget_oldest(self) -> None:
-        idle = sorted((e.last_offset, e.producer_id) for e in self._producers.values() if e.transaction_first_offset < 0)
+        idle = sorted(
+            (e.last_offset, e.producer_id) for e in self._producers.values() if e.transaction_first_offset < 0
+        )
         forgotten = idle[: max(1, PRODUCERS_MAX // 10)]
         for _, producer_id in forgotten:
             del self._producers[producer_id]
         logger.warning(
             "producer table full, oldest entries forgotten",
-            extra={"fields": {"partition": self._name, "forgotten": len(forgotten), "kept": len(self._producers)}},
+            extra={
+                "fields": {"partition": self._name, "forgotten": len(forgotten), "kept": len(self._producers)}
+            },
         )
 
-    # -- transactions ----------------------------------------------------------------------------------------------
+    # -- transactions ----------------------------------------------------------------------------------------
 
     def first_unstable_offset(self) -> int | None:
         """The first offset of the oldest transaction that is open, or ended above the high watermark."""
@@ -351,14 +289,14 @@ class ProducerState:
         return next(iter(self._ongoing), None)
 
     def last_stable_offset_after(self, completed: CompletedTransaction) -> int:
-        """The last stable offset once `completed` counts; for the transaction index, before `complete_transaction`."""
+        """The last stable offset once `completed` counts, for its line in the transaction index."""
         for first_offset, producer_id in self._ongoing.items():
             if producer_id != completed.producer_id:
                 return first_offset
         return completed.last_offset + 1
 
     def complete_transaction(self, completed: CompletedTransaction) -> None:
-        """The transaction is in the index: it is no longer open, but unstable until its marker is replicated."""
+        """The transaction is in the index: no longer open, but unstable until its marker is replicated."""
         producer_id = self._ongoing.pop(completed.first_offset, None)
         assert producer_id is not None, f"{completed} was not started in {self._name}"
         if self._unreplicated is _NO_TRANSACTIONS:
@@ -372,7 +310,7 @@ class ProducerState:
                 del self._unreplicated[first_offset]
 
     on_log_start_offset = on_high_watermark
-    """Deleting the head of the log drops its ended transactions; producers stay, as in Kafka, until they expire."""
+    """A deleted head of the log takes its ended transactions with it; producers stay until they expire."""
 
     def oldest_transaction_timestamp(self) -> int | None:
         """When the oldest open transaction last wrote; tells a hanging one."""
@@ -381,7 +319,7 @@ class ProducerState:
             return None if entry is None else entry.last_timestamp
         return None
 
-    # -- expiry, snapshots -----------------------------------------------------------------------------------------
+    # -- expiry, snapshots -----------------------------------------------------------------------------------
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Forget producers that wrote nothing for `expiration_ms` and have no open transaction; how many."""
@@ -400,57 +338,19 @@ class ProducerState:
         self._unreplicated = _NO_TRANSACTIONS
 
     def snapshot(self) -> bytes:
-        """The table in the format of Kafka's `.snapshot` files; of each producer's batches only the last is kept."""
-        parts = [_SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, 0, len(self._producers))]
-        for entry in self._producers.values():
-            last = entry.batches[-1] if entry.batches else None
-            parts.append(
-                _SNAPSHOT_ENTRY.pack(
-                    entry.producer_id,
-                    entry.epoch,
-                    last.last_sequence if last else NO_SEQUENCE,
-                    last.last_offset if last else NO_OFFSET,
-                    last.offset_delta if last else 0,
-                    entry.last_timestamp,
-                    entry.coordinator_epoch,
-                    entry.transaction_first_offset,
-                )
-            )
-        data = bytearray(b"".join(parts))
-        struct.pack_into(">I", data, 2, crc32c.crc32c(memoryview(data)[_SNAPSHOT_CRC_END:]))
-        return bytes(data)
+        """The table as the content of a `.snapshot` file."""
+        return encode_snapshot(self._producers.values())
 
     def load(self, data: bytes, now_ms: int | None = None, expiration_ms: int = 0) -> None:
-        """Replace the table by a snapshot, without the producers that expired since. CorruptSnapshot changes nothing."""
-        entries = _decode_snapshot(data)
+        """Replace the table by a snapshot, less what expired since. `CorruptSnapshot` changes nothing."""
+        entries = decode_snapshot(data)
         self.clear()
         if entries:
             self._producers = entries
-            opened = sorted((e.transaction_first_offset, e.producer_id) for e in self if e.transaction_first_offset >= 0)
+            opened = sorted(
+                (e.transaction_first_offset, e.producer_id) for e in self if e.transaction_first_offset >= 0
+            )
             if opened:
                 self._ongoing = dict(opened)
         if now_ms is not None:
             self.expire(now_ms, expiration_ms)
-
-
-def _decode_snapshot(data: bytes) -> dict[int, ProducerEntry]:
-    if len(data) < _SNAPSHOT_HEAD.size:
-        raise CorruptSnapshot(f"snapshot of {len(data)} bytes is shorter than its head")
-    version, crc, count = _SNAPSHOT_HEAD.unpack_from(data)
-    if version != _SNAPSHOT_VERSION:
-        raise CorruptSnapshot(f"snapshot contained an unknown file version {version}")
-    if count < 0 or len(data) != _SNAPSHOT_HEAD.size + count * _SNAPSHOT_ENTRY.size:
-        raise CorruptSnapshot(f"snapshot of {len(data)} bytes cannot hold {count} entries")
-    if crc != crc32c.crc32c(memoryview(data)[_SNAPSHOT_CRC_END:]):
-        raise CorruptSnapshot("snapshot is corrupt (CRC is no longer valid)")
-    entries: dict[int, ProducerEntry] = {}
-    for fields in _SNAPSHOT_ENTRY.iter_unpack(memoryview(data)[_SNAPSHOT_HEAD.size :]):
-        producer_id, epoch, last_sequence, last_offset, delta, timestamp, coordinator_epoch, first_offset = fields
-        entry = entries[producer_id] = ProducerEntry(producer_id)
-        entry.epoch = epoch
-        entry.coordinator_epoch = coordinator_epoch
-        entry.last_timestamp = timestamp
-        entry.transaction_first_offset = first_offset
-        if last_offset >= 0:
-            entry.batches.append(RememberedBatch(last_sequence, last_offset, delta, timestamp))
-    return entries
