@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.compat.samples import WAIT_S
+
 
 @pytest.fixture(scope="session")
 def bootstrap(request: pytest.FixtureRequest) -> str:
@@ -34,11 +36,16 @@ def make_topic(bootstrap: str) -> Iterator[Callable[..., str]]:
     def make(partitions: int = 1, **config: object) -> str:
         name = f"compat-{uuid.uuid4().hex[:12]}"
         settings = {key.replace("_", "."): str(value) for key, value in config.items()}
-        admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(30)
+        admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(WAIT_S)
         made.append(name)
+        deadline_s = time.monotonic() + WAIT_S
+        while (
+            name not in admin.list_topics(timeout=WAIT_S).topics
+        ):  # Kafka's brokers learn of it a moment later
+            assert time.monotonic() < deadline_s, f"{name} was created but is not listed"
         return name
 
     yield make
     if made:
         for future in admin.delete_topics(made).values():
-            future.exception(30)
+            future.exception(WAIT_S)

@@ -4,6 +4,8 @@
 repeated header names, text beyond ASCII, times in the past, and a value larger than a socket buffer.
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 Headers = list[tuple[str, bytes | None]]
@@ -55,3 +57,11 @@ def seen_of(samples: tuple[Sample, ...], first_offset: int, now_ms: int) -> list
         Seen(first_offset + i, now_ms - sample.age_ms, sample.key, sample.value, sample.headers)
         for i, sample in enumerate(samples)
     ]
+
+
+def eventually(probe: Callable[[], object], expected: object) -> None:
+    """Asks again until the answer is the expected one: a cluster of several processes agrees a moment later."""
+    deadline_s = time.monotonic() + WAIT_S
+    while (found := probe()) != expected and time.monotonic() < deadline_s:
+        pass
+    assert found == expected
