@@ -1,0 +1,340 @@
+"""A broker, two real clients, a kill -9 in the middle of a stream, and an account of every acknowledged record.
+
+Run by `make demo`. confluent-kafka writes numbered records with acks=all while kafka-python reads them; halfway the
+broker is killed with SIGKILL, stays dead for a moment, and is started again on the same directory. Then the same the
+other way round, without a kill. At the end the topics are read from the beginning and held against what was
+acknowledged: the exit status is 1 when anything acknowledged is missing, damaged, doubled or out of order.
+"""
+
+import argparse
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from kafka import KafkaConsumer, KafkaProducer
+from kafka import TopicPartition as KafkaPythonPartition
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from headrace.testing import Broker
+
+PARTITIONS = 3
+RATE_PER_S = 50_000  # slow enough that the kill falls into the middle of the stream on any machine
+PACE_RECORDS = 500
+DEAD_S = 0.5
+DEADLINE_S = 120.0
+BACK_RECORDS_DIVISOR = 10
+
+console = Console(highlight=False)
+started_s = time.monotonic()
+
+
+def say(text: str) -> None:
+    console.print(f"[dim]{time.monotonic() - started_s:7.2f} s[/]  {text}", soft_wrap=True)
+
+
+def record(number: int) -> bytes:
+    """A record that shows damage: its number, some bulk, and a checksum of both."""
+    body = b"%012d " % number + b"~" * 80
+    return body + b" %08x" % crc32(body)
+
+
+def number_of(value: bytes) -> int | None:
+    """The number in a record, or None when the record is damaged."""
+    body, _, checksum = value.rpartition(b" ")
+    return int(body[:12]) if checksum == b"%08x" % crc32(body) else None
+
+
+@dataclass
+class Stream:
+    """What the writer was told, by partition, in the order of the acknowledgements."""
+
+    total: int
+    acked: dict[int, tuple[int, int]] = field(default_factory=dict)  # number -> (partition, offset)
+    refused: list[str] = field(default_factory=list)
+    last_ack_s: float = 0.0
+    gap_s: float = 0.0  # the longest time without an acknowledgement
+    seconds: float = 0.0
+
+    def on_ack(self, number: int, partition: int, offset: int) -> None:
+        now_s = time.monotonic()
+        if self.last_ack_s:
+            self.gap_s = max(self.gap_s, now_s - self.last_ack_s)
+        self.last_ack_s = now_s
+        self.acked[number] = (partition, offset)
+
+
+@dataclass
+class Account:
+    """What a reader found, held against what was acknowledged."""
+
+    found: int = 0
+    missing: int = 0
+    damaged: int = 0
+    duplicates: int = 0
+    disordered: int = 0
+    elsewhere: int = 0
+
+    @property
+    def clean(self) -> bool:
+        return not (self.missing or self.damaged or self.duplicates or self.disordered or self.elsewhere)
+
+
+def write_with_confluent(bootstrap: str, topic: str, stream: Stream) -> None:
+    """Sends all records at a steady rate; a broker that goes away is waited for."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "acks": "all",
+            "enable.idempotence": True,
+            "linger.ms": 2,
+            "reconnect.backoff.ms": 20,
+            "reconnect.backoff.max.ms": 200,
+            "log_level": 0,
+        }
+    )
+    begun_s = time.monotonic()
+
+    def delivered(number: int):
+        def report(error, message) -> None:
+            if error:
+                stream.refused.append(str(error))
+            else:
+                stream.on_ack(number, message.partition(), message.offset())
+
+        return report
+
+    for number in range(stream.total):
+        while True:
+            try:
+                producer.produce(
+                    topic, record(number), partition=number % PARTITIONS, on_delivery=delivered(number)
+                )
+                break
+            except BufferError:
+                producer.poll(0.05)
+        if number % PACE_RECORDS == 0:
+            producer.poll(max(0.0, begun_s + number / RATE_PER_S - time.monotonic()))
+    producer.flush(DEADLINE_S)
+    stream.seconds = time.monotonic() - begun_s
+
+
+def read_live_with_kafka_python(bootstrap: str, topic: str, total: int, seen: set[int]) -> None:
+    """Reads along while the stream is written, over the death of the broker, until every number was seen."""
+    consumer = KafkaConsumer(
+        bootstrap_servers=bootstrap, group_id=None, auto_offset_reset="earliest", reconnect_backoff_max_ms=200
+    )
+    consumer.assign([KafkaPythonPartition(topic, p) for p in range(PARTITIONS)])
+    deadline_s = time.monotonic() + DEADLINE_S
+    while len(seen) < total and time.monotonic() < deadline_s:
+        for batch in consumer.poll(timeout_ms=200).values():
+            seen.update(n for message in batch if (n := number_of(message.value)) is not None)
+    consumer.close()
+
+
+def write_with_kafka_python(bootstrap: str, topic: str, stream: Stream) -> None:
+    producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, linger_ms=2)
+    begun_s = time.monotonic()
+    sent = [producer.send(topic, record(n), partition=n % PARTITIONS) for n in range(stream.total)]
+    producer.flush(timeout=DEADLINE_S)
+    for number, future in enumerate(sent):
+        try:
+            metadata = future.get(timeout=1)
+            stream.on_ack(number, metadata.partition, metadata.offset)
+        except Exception as error:
+            stream.refused.append(str(error))
+    producer.close()
+    stream.seconds = time.monotonic() - begun_s
+
+
+def read_all_with_confluent(bootstrap: str, topic: str) -> list[tuple[int, int, bytes]]:
+    """Every record from the first to the last: (partition, offset, value)."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "demo", "check.crcs": True})
+    parts = [TopicPartition(topic, p) for p in range(PARTITIONS)]
+    left = sum(consumer.get_watermark_offsets(part, timeout=10)[1] for part in parts)
+    consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
+    found: list[tuple[int, int, bytes]] = []
+    deadline_s = time.monotonic() + DEADLINE_S
+    while len(found) < left and time.monotonic() < deadline_s:
+        found += [
+            (m.partition(), m.offset(), m.value()) for m in consumer.consume(10_000, 1.0) if not m.error()
+        ]
+    consumer.close()
+    return found
+
+
+def read_all_with_kafka_python(bootstrap: str, topic: str) -> list[tuple[int, int, bytes]]:
+    """Every record from the first to the last: (partition, offset, value)."""
+    consumer = KafkaConsumer(
+        bootstrap_servers=bootstrap, group_id=None, auto_offset_reset="earliest", check_crcs=True
+    )
+    parts = [KafkaPythonPartition(topic, p) for p in range(PARTITIONS)]
+    left = sum(consumer.end_offsets(parts).values())
+    consumer.assign(parts)
+    found: list[tuple[int, int, bytes]] = []
+    deadline_s = time.monotonic() + DEADLINE_S
+    while len(found) < left and time.monotonic() < deadline_s:
+        for batch in consumer.poll(timeout_ms=1000).values():
+            found += [(m.partition, m.offset, m.value) for m in batch]
+    consumer.close()
+    return found
+
+
+def settle(stream: Stream, found: list[tuple[int, int, bytes]]) -> Account:
+    """Holds what was found against what was acknowledged."""
+    account = Account(found=len(found))
+    where: dict[int, tuple[int, int]] = {}
+    latest = [-1] * PARTITIONS
+    for partition, offset, value in found:
+        number = number_of(value)
+        if number is None:
+            account.damaged += 1
+            continue
+        account.duplicates += number in where
+        account.disordered += number < latest[partition]
+        latest[partition] = max(latest[partition], number)
+        where.setdefault(number, (partition, offset))
+    for number, place in stream.acked.items():
+        account.missing += number not in where
+        account.elsewhere += number in where and where[number] != place
+    return account
+
+
+def wait_for(condition, what: str) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        if time.monotonic() > deadline_s:
+            sys.exit(f"demo: gave up after {DEADLINE_S:.0f} s waiting for {what}")
+        time.sleep(0.002)
+
+
+def stream_over_a_crash(broker: Broker, topic: str, total: int) -> tuple[Stream, set[int], float]:
+    """The first act. Returns what was acknowledged, what the live reader saw, and the seconds from start to ready."""
+    stream, seen = Stream(total), set[int]()
+    writer = threading.Thread(
+        target=write_with_confluent, args=(broker.bootstrap, topic, stream), daemon=True
+    )
+    reader = threading.Thread(
+        target=read_live_with_kafka_python, args=(broker.bootstrap, topic, total, seen), daemon=True
+    )
+    columns = [TextColumn("           {task.description:<24}"), BarColumn(40), MofNCompleteColumn()]
+    with Progress(*columns, console=console, transient=True) as progress:
+        acked_bar = progress.add_task("acknowledged", total=total)
+        seen_bar = progress.add_task("read along", total=total)
+
+        def show() -> None:
+            progress.update(acked_bar, completed=len(stream.acked))
+            progress.update(seen_bar, completed=len(seen))
+
+        def shown(condition):
+            return lambda: show() or condition()
+
+        say(f"confluent-kafka writes {total:,} records with acks=all, kafka-python reads along")
+        reader.start()
+        writer.start()
+        pid = broker.pid
+        wait_for(shown(lambda: len(stream.acked) >= total // 2), "half of the records")
+        broker.kill()
+        at_kill = len(stream.acked)
+        if at_kill == total:
+            sys.exit(
+                "demo: everything was acknowledged before the kill, so it shows nothing; give more --records"
+            )
+        say(f"[bold red]kill -9 {pid}[/]  at {at_kill:,} acknowledged records")
+        time.sleep(DEAD_S)
+        begun_s = time.monotonic()
+        broker.start()
+        recovery_s = time.monotonic() - begun_s
+        say(
+            f"[bold green]started again[/]  pid {broker.pid}, recovered and ready in {recovery_s * 1000:.0f} ms"
+        )
+        wait_for(shown(lambda: not writer.is_alive()), "the writer")
+        wait_for(shown(lambda: not reader.is_alive()), "the reader")
+        show()
+    say(f"all sent: {len(stream.acked):,} acknowledged, longest silence {stream.gap_s:.2f} s")
+    return stream, seen, recovery_s
+
+
+def print_account(rows: list[tuple[str, Stream, Account]], live: int, recovery_s: float) -> bool:
+    """The table, and whether everything is there."""
+    table = Table(title="Account of every acknowledged record", title_style="bold", width=78)
+    table.add_column("", no_wrap=True)
+    for name, _, _ in rows:
+        table.add_column(name, justify="right")
+
+    def row(label: str, values: list[object], bad_if_any: bool = False) -> None:
+        style = "bold red" if bad_if_any and any(values) else ""
+        table.add_row(label, *(f"{v:,}" if isinstance(v, int) else str(v) for v in values), style=style)
+
+    row("records sent", [s.total for _, s, _ in rows])
+    row("acknowledged", [len(s.acked) for _, s, _ in rows])
+    row("found from the beginning on", [a.found for _, _, a in rows])
+    row("read live, over the crash", [live, "-"])
+    row("time to write (s)", [f"{s.seconds:.2f}" for _, s, _ in rows])
+    row("longest silence (s)", [f"{rows[0][1].gap_s:.2f}", "-"])
+    table.add_section()
+    row("acknowledged, missing", [a.missing for _, _, a in rows], True)
+    row("duplicates", [a.duplicates for _, _, a in rows], True)
+    row("out of order", [a.disordered for _, _, a in rows], True)
+    row("damaged", [a.damaged for _, _, a in rows], True)
+    row("at a wrong offset", [a.elsewhere for _, _, a in rows], True)
+    row("refused", [len(s.refused) for _, s, _ in rows], True)
+    console.print()
+    console.print(table)
+    complete = all(a.clean and not s.refused and len(s.acked) == s.total for _, s, a in rows)
+    complete = complete and live == rows[0][1].total
+    if complete:
+        verdict = f"[bold green]Nothing acknowledged is missing.[/] Recovery took {recovery_s * 1000:.0f} ms."
+    else:
+        verdict = "[bold red]The account does not balance: see the table.[/]"
+    note = (
+        "kill -9 ends the process, not the machine. What must also survive a power cut is written with "
+        "flush.messages=1 on its topic: every acknowledgement then waits for the disk, and many share one flush."
+    )
+    console.print(Panel(f"{verdict}\n[dim]{note}[/]", width=78, border_style="green" if complete else "red"))
+    return complete
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--records", type=int, default=200_000, help="how many the first stream has (default: 200000)"
+    )
+    total = parser.parse_args().records
+
+    begun_s = time.monotonic()
+    with Broker(memory=False) as broker:
+        say(
+            f"[bold]headrace[/] on {broker.bootstrap}, pid {broker.pid}, "
+            f"ready in {(time.monotonic() - begun_s) * 1000:.0f} ms, data in {broker.data_dir}"
+        )
+        for topic in ("river", "back"):
+            broker.create_topic(topic, partitions=PARTITIONS)
+        say(f"topics river and back, {PARTITIONS} partitions each")
+        stream, seen, recovery_s = stream_over_a_crash(broker, "river", total)
+        account = settle(stream, read_all_with_kafka_python(broker.bootstrap, "river"))
+
+        back = Stream(max(1, total // BACK_RECORDS_DIVISOR))
+        say(f"the other way: kafka-python writes {back.total:,} records, confluent-kafka reads them")
+        write_with_kafka_python(broker.bootstrap, "back", back)
+        back_account = settle(back, read_all_with_confluent(broker.bootstrap, "back"))
+        complete = print_account(
+            [
+                ("confluent-kafka →\nkafka-python", stream, account),
+                ("kafka-python →\nconfluent-kafka", back, back_account),
+            ],
+            len(seen),
+            recovery_s,
+        )
+    return 0 if complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
