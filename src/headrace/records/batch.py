@@ -185,6 +185,41 @@ class Scan(NamedTuple):
     batches: list[BatchInfo]
 
 
+class SegmentScan:
+    """What recovery learns of one segment, carried from one call of `codec.scan_segment` to the next.
+
+    `offset_entries` and `time_entries` are the segment's index files as Kafka writes them; `epochs` holds
+    (leader epoch, first offset) wherever the epoch changed.
+    """
+
+    __slots__ = (
+        "base_offset",
+        "bytes_since_entry",
+        "epochs",
+        "index_interval_bytes",
+        "indexed_timestamp",
+        "leader_epoch",
+        "max_timestamp",
+        "max_timestamp_offset",
+        "next_offset",
+        "offset_entries",
+        "time_entries",
+    )
+
+    def __init__(self, base_offset: int, index_interval_bytes: int) -> None:
+        self.base_offset = base_offset
+        self.index_interval_bytes = index_interval_bytes
+        self.next_offset = base_offset
+        self.bytes_since_entry = 0
+        self.max_timestamp = NO_TIMESTAMP
+        self.max_timestamp_offset = base_offset
+        self.indexed_timestamp = NO_TIMESTAMP
+        self.leader_epoch = NO_PARTITION_LEADER_EPOCH
+        self.offset_entries = bytearray()
+        self.time_entries = bytearray()
+        self.epochs: list[tuple[int, int]] = []
+
+
 def add_sequence(sequence: int, increment: int) -> int:
     """Kafka's sequence arithmetic: non-negative 32-bit, and the number after 2^31-1 is 0."""
     return (sequence + increment) & SEQUENCE_MAX

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from headrace.records.batch import BatchInfo, Record, Scan, ScanStop
+from headrace.records.batch import BatchInfo, Record, Scan, ScanStop, SegmentScan
 
 _NAME: Final = "headrace.records._codec"
 
@@ -44,6 +44,7 @@ from headrace.records._codec import (  # noqa: E402
     find_offset,
     find_timestamp,
     scan,
+    scan_segment,
 )
 
 COMPILED: Final = not str(_codec.__file__).endswith(".py")
@@ -58,6 +59,7 @@ __all__ = [
     "RecordInput",
     "Scan",
     "ScanStop",
+    "SegmentScan",
     "check_records",
     "decode_records",
     "encode_record",
@@ -66,4 +68,5 @@ __all__ = [
     "find_timestamp",
     "load_interpreted",
     "scan",
+    "scan_segment",
 ]
