@@ -16,6 +16,14 @@ class Clock(Protocol):
         ...
 
 
+class Timer(Protocol):
+    """Something set to happen later."""
+
+    def cancel(self) -> None:
+        """Make it not happen; nothing when it has."""
+        ...
+
+
 class SystemClock:
     """The machine's clocks."""
 

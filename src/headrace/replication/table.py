@@ -44,6 +44,11 @@ class PartitionTable:
             raise partition
         return partition
 
+    def find(self, topic: str, index: int) -> Partition | None:
+        """The partition if it is held here and usable."""
+        partition = self._topics.get(topic, {}).get(index)
+        return partition if isinstance(partition, Partition) else None
+
     def apply(self, old: ClusterImage, new: ClusterImage) -> None:
         """Open what the new image assigns here, drop what it no longer does."""
         for name in old.topics.keys() - new.topics.keys():

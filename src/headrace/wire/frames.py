@@ -9,6 +9,7 @@ A frame's buffer grows with what has arrived, not with what was announced, so a 
 nothing costs nothing.
 """
 
+from collections.abc import Callable
 from struct import Struct
 
 from headrace.wire.primitives import Malformed
@@ -23,11 +24,13 @@ _LENGTH = Struct(">i")
 class BufferPool:
     """Buffers for large frames, reused: zeroing a fresh megabyte for each produce request would cost more than its append."""
 
-    __slots__ = ("_free", "_held")
+    __slots__ = ("_free", "_held", "_returned", "lent")
 
-    def __init__(self) -> None:
+    def __init__(self, returned: Callable[[], None] = lambda: None) -> None:
         self._free: list[bytearray] = []
         self._held = 0
+        self._returned = returned  # called whenever a buffer comes back
+        self.lent = 0  # bytes of buffers in use
 
     def take(self, size: int) -> bytearray:
         """A buffer of at least `size` bytes."""
@@ -35,13 +38,18 @@ class BufferPool:
             if len(self._free[position]) >= size:
                 buffer = self._free.pop(position)
                 self._held -= len(buffer)
+                self.lent += len(buffer)
                 return buffer
+        self.lent += size
         return bytearray(size)
 
     def give(self, buffer: bytearray) -> None:
+        """Take a buffer back; it is kept while the pool has room."""
+        self.lent -= len(buffer)
         if self._held + len(buffer) <= POOL_BYTES_MAX:
             self._free.append(buffer)
             self._held += len(buffer)
+        self._returned()
 
 
 class FrameCutter:
@@ -101,6 +109,13 @@ class FrameCutter:
             pos += 4 + size
         self._head = bytes(scratch[pos:end])
         return frames
+
+    def close(self) -> None:
+        """Give back what is held; nothing more will be received."""
+        for buffer in (self._buffer, self._spent):
+            if buffer is not None:
+                self._pool.give(buffer)
+        self._buffer = self._spent = None
 
     def _begin(self, size: int, first: memoryview) -> None:
         self._buffer = self._pool.take(min(size, BUFFER_START_BYTES))

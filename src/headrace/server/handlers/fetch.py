@@ -7,6 +7,7 @@ the limits are, so that a reader always gets on. Versions: sessions from 7, lead
 Left out: reads by followers, until there are any; aborted transactions, until there are transactions.
 """
 
+from headrace.base.clock import Timer
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.replication.partition import READ_COMMITTED, Partition
 from headrace.security.authorizer import Operation, ResourceType
@@ -60,7 +61,7 @@ class _Fetch:
         else:
             self._wanted = list(session.partitions.items())
         self._parked: list[Partition] = []
-        self._timer: object | None = None
+        self._timer: Timer | None = None
 
     def start(self) -> None:
         results, size, urgent = self._read()
@@ -93,14 +94,7 @@ class _Fetch:
         try:
             partition = self._partition(key)
             partition.check_epoch(wanted.leader_epoch)
-            max_bytes = min(wanted.max_bytes, left)
-            log = partition.log
-            if max_bytes > 0 or first:
-                piece = partition.read(wanted.offset, max(max_bytes, 0), isolation, first)
-                ranges, size = piece.ranges, piece.size
-            else:
-                log.check_offset(wanted.offset)
-                ranges, size = [], 0
+            piece = partition.read(wanted.offset, max(min(wanted.max_bytes, left), 0), isolation, first)
         except KafkaError as error:
             if error.code is ErrorCode.OFFSET_OUT_OF_RANGE and partition is not None:
                 return FetchResult(
@@ -111,19 +105,16 @@ class _Fetch:
                     partition.log.log_start_offset,
                 )
             return FetchResult(key[2], error.code)
-        except OSError as error:
-            self._broker.report_read_failure(key[0], key[2], error)
-            return FetchResult(key[2], ErrorCode.KAFKA_STORAGE_ERROR)
         return FetchResult(
             key[2],
             ErrorCode.NONE,
             partition.high_watermark,
             partition.last_stable_offset(),
-            log.log_start_offset,
+            partition.log.log_start_offset,
             [] if isolation == READ_COMMITTED else None,
             -1,
-            ranges,
-            size,
+            piece.ranges,
+            piece.size,
         )
 
     def _partition(self, key: Key) -> Partition:
@@ -153,8 +144,9 @@ class _Fetch:
         for partition in self._parked:
             partition.remove_reader(self._wake)
         self._parked.clear()
-        self._broker.cancel(self._timer)
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _wake(self) -> None:
         """There may be more: answer, or go on waiting."""

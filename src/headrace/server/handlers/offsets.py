@@ -60,7 +60,7 @@ def _lookup(partition: Partition, timestamp: int, isolation: int) -> tuple[int, 
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return UNKNOWN
     if timestamp == MAX_TIMESTAMP:
-        return log.max_timestamp_offset(end) or UNKNOWN
+        return log.max_timestamp_offset() or UNKNOWN
     if timestamp < 0:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"{timestamp} is neither a timestamp nor a special value")
     return log.offset_for_timestamp(timestamp, end) or UNKNOWN

@@ -7,6 +7,7 @@ Versions: 0 to 2 carry message formats that are gone and are refused as a whole;
 Left out: transactional records, until there is a coordinator for them.
 """
 
+from headrace.base.clock import Timer
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.replication.partition import Partition
 from headrace.security.authorizer import Operation, ResourceType
@@ -77,7 +78,7 @@ class _Pending:
         self._topics: list[tuple[ProduceTopic, list[ProduceResult]]] = []
         self._unsafe: set[tuple[int, int]] = set()  # (topic, partition) by their places in the request
         self._waiting = 1  # one for the loop over the partitions itself
-        self._timer: object | None = None
+        self._timer: Timer | None = None
 
     def topic(self, topic: ProduceTopic) -> list[ProduceResult]:
         results: list[ProduceResult] = []
@@ -155,12 +156,14 @@ class _Pending:
         self._finish()
 
     def _gone(self) -> None:
-        self._broker.cancel(self._timer)
+        if self._timer is not None:
+            self._timer.cancel()
         self._exchange.done = True
 
     def _finish(self) -> None:
         exchange = self._exchange
-        self._broker.cancel(self._timer)
+        if self._timer is not None:
+            self._timer.cancel()
         if self._acks != ACKS_NONE:
             exchange.reply(
                 encode_produce_reply(exchange.context.version, self._topics, exchange.context.throttle_ms)

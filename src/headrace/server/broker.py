@@ -1,0 +1,159 @@
+"""One broker: its state, and what handlers may ask of it.
+
+Owns the cluster's image as this broker knows it, the partitions it holds, fetch sessions, producer ids and the periodic
+work. Invariant: all of it is touched only on the one event loop; what must not block the loop (fdatasync) is given to the
+flusher and comes back to the loop. Handlers call it; `main` puts it together and starts it.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from headrace.base.clock import Clock, Timer
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.log import get_logger
+from headrace.base.settings import BrokerConfig, TopicConfig, broker_config, topic_config
+from headrace.cluster.image import BROKER_RESOURCE, EMPTY, TOPIC_RESOURCE, ClusterImage
+from headrace.cluster.records import BrokerRecord, MetadataRecord
+from headrace.replication.partition import Partition
+from headrace.replication.table import PartitionTable
+from headrace.server.fetch_sessions import FetchSessions
+from headrace.server.metadata import MetadataStore
+from headrace.server.producer_ids import ProducerIds
+from headrace.storage.flusher import Flusher
+from headrace.storage.log import PartitionLog
+from headrace.storage.manager import LogManager
+
+TICK_MS = 500
+
+logger = get_logger(__name__)
+
+
+class Broker:
+    """The state of one broker process."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        logs: LogManager,
+        flusher: Flusher[PartitionLog],
+        metadata: MetadataStore,
+        cluster_id: str,
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.logs = logs
+        self.metadata = metadata
+        self.node_id = config.node_id
+        self.cluster_id = cluster_id
+        self._loop = loop
+        self._flusher = flusher
+        self._partitions = PartitionTable(self.node_id, self._open_log, logs.delete)
+        self.fetch_sessions = FetchSessions(
+            config.max_incremental_fetch_session_cache_slots, lambda: random.randrange(1, 2**31)
+        )
+        self.producer_ids = ProducerIds(metadata)
+        self._ticker: Timer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    async def start(self, host: str, port: int) -> None:
+        """Take up the partitions that the metadata log assigns here, and say where this broker is reached."""
+        self.metadata.load()
+        self._partitions.apply(EMPTY, self.image)
+        self.metadata.on_change = self._on_change
+        self._reconfigure(self.image)
+        before = self.image.brokers.get(self.node_id)
+        epoch = 1 if before is None else before.epoch + 1
+        rack = self.config.broker_rack
+        await self.commit([BrokerRecord(self.node_id, host, port, rack, epoch)])
+        self._tick()
+
+    async def stop(self) -> None:
+        """Stop periodic work and whatever still runs for a client."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine of a request beside the others."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _tick(self) -> None:
+        self.logs.tick(self.clock.now_ms())
+        self._ticker = self._loop.call_later(TICK_MS / 1000, self._tick)
+
+    # -- what handlers ask ---------------------------------------------------------------------------------------------
+
+    @property
+    def image(self) -> ClusterImage:
+        """What is committed."""
+        return self.metadata.image
+
+    def commit(self, records: Sequence[MetadataRecord]) -> "asyncio.Future[None]":
+        """Append metadata records; done when they are committed and this broker has acted on them."""
+        return self.metadata.commit(records)
+
+    def partition(self, topic: str, index: int) -> Partition:
+        """A partition that this broker leads, or KafkaError."""
+        return self._partitions.get(topic, index)
+
+    def check_min_insync(self, partition: Partition) -> None:
+        """Refuse a produce with acks=all that fewer replicas would hold than the topic asks for."""
+        registration = self.image.topics[partition.topic].partitions[partition.index]
+        wanted = partition.log.config.min_insync_replicas
+        if len(registration.isr) < wanted:
+            raise KafkaError(
+                ErrorCode.NOT_ENOUGH_REPLICAS,
+                f"{len(registration.isr)} replicas are in sync and min.insync.replicas is {wanted}",
+            )
+
+    def flush(self, partition: Partition) -> None:
+        """Have the partition's log made durable; who waits for it is told by the partition."""
+        self._flusher.request(partition.log)
+
+    def on_flushed(self, log: PartitionLog) -> None:
+        """The flusher is done with a log."""
+        partition = self._partitions.find(log.topic, log.partition)
+        if partition is not None and partition.log is log:
+            partition.on_flushed()
+
+    def call_later(self, delay_ms: float, callback: Callable[[], None]) -> Timer:
+        """Call back on the loop after a while, unless the timer is cancelled."""
+        return self._loop.call_later(delay_ms / 1000, callback)
+
+    # -- following the image -------------------------------------------------------------------------------------------
+
+    def topic_config(self, topic: str, image: ClusterImage | None = None) -> TopicConfig:
+        """A topic's effective settings."""
+        return topic_config((image or self.image).config(TOPIC_RESOURCE, topic), self.config)
+
+    def _on_change(self, old: ClusterImage, new: ClusterImage) -> None:
+        if old.configs is not new.configs:
+            self._reconfigure(new)
+        if old.topics is not new.topics:
+            self._partitions.apply(old, new)
+
+    def _reconfigure(self, image: ClusterImage) -> None:
+        """Take up settings that changed while running, for the broker and for each topic."""
+        self.config = broker_config(
+            self.config.static_values,
+            cluster=image.config(BROKER_RESOURCE, ""),
+            broker=image.config(BROKER_RESOURCE, str(self.node_id)),
+        )
+        self.logs.reconfigure(self.config)
+        for partition in self._partitions:
+            config = self.topic_config(partition.topic, image)
+            if partition.log.config is not config:
+                partition.log.reconfigure(config)
+
+    def _open_log(self, topic: str, index: int, topic_id: bytes) -> PartitionLog:
+        return self.logs.open(topic, index, topic_id, self.topic_config(topic))

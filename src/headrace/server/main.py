@@ -1,0 +1,212 @@
+"""The broker process: puts the parts together, serves until it is told to stop, stops cleanly.
+
+The order of things is the point. The port is taken first, so that a second broker fails before it touches data; the
+directory is locked and its logs recovered; the metadata log is read and partitions taken up; only then are connections
+accepted and `ready HOST:PORT` printed. On SIGTERM or SIGINT: no new connections, what is acknowledged is flushed, logs are
+closed clean. A second signal does not hurry it: a clean stop is what makes the next start fast.
+"""
+
+import asyncio
+import errno
+import gc
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+
+from headrace.base.clock import SystemClock
+from headrace.base.errors import KafkaError
+from headrace.base.log import configure, get_logger
+from headrace.base.settings import BrokerConfig, broker_config
+from headrace.consensus import metadata_log
+from headrace.consensus.metadata_log import MetadataLog
+from headrace.security.authorizer import AllowAll
+from headrace.security.quotas import NoQuotas
+from headrace.server.broker import Broker
+from headrace.server.handlers import cluster, configs, connection, offsets, topics
+from headrace.server.handlers.fetch import handle_fetch
+from headrace.server.handlers.produce import handle_produce
+from headrace.server.listener import Limits, Listener
+from headrace.server.metadata import MetadataStore
+from headrace.server.router import DirectHandler, Handler, Router
+from headrace.storage.files import DiskFileSystem, FileSystem
+from headrace.storage.flusher import Flusher
+from headrace.storage.log import PartitionLog
+from headrace.storage.manager import DirectoryLocked, LogManager
+from headrace.storage.memory import MemoryFileSystem
+from headrace.wire.apis import Api
+
+HANDLERS: dict[Api, Handler] = {
+    **connection.HANDLERS,
+    **cluster.HANDLERS,
+    **topics.HANDLERS,
+    **configs.HANDLERS,
+    **offsets.HANDLERS,
+}
+DIRECT: dict[Api, DirectHandler] = {Api.PRODUCE: handle_produce, Api.FETCH: handle_fetch}
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What `headrace serve` was asked for."""
+
+    data_dir: str | None
+    memory: bool = False
+    host: str = "127.0.0.1"
+    port: int = 9092
+    settings: dict[str, str] = field(default_factory=dict)
+    log_level: str = "WARNING"
+    log_json: bool = False
+
+
+def serve(options: ServeOptions) -> int:
+    """Run a broker until it is told to stop; the exit status."""
+    configure(options.log_level, as_json=options.log_json)
+    try:
+        loop = _new_loop()
+        try:
+            return loop.run_until_complete(_serve(options, loop))
+        finally:
+            loop.close()
+    except CannotServe as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return 1
+
+
+class CannotServe(Exception):
+    """Why the broker cannot start, with what to do about it."""
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+async def _serve(options: ServeOptions, loop: asyncio.AbstractEventLoop) -> int:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    config = _config(options)
+    process = Process(options, config, loop)
+    try:
+        await process.start()
+        print(f"ready {options.host}:{process.port}", flush=True)
+        await stopping.wait()
+    finally:
+        await process.stop()
+    return 0
+
+
+def _config(options: ServeOptions) -> BrokerConfig:
+    settings = dict(options.settings)
+    settings.setdefault("listeners", f"PLAINTEXT://{options.host}:{options.port}")
+    if options.data_dir is not None:
+        settings.setdefault("log.dirs", os.path.abspath(options.data_dir))
+    try:
+        return broker_config(settings)
+    except KafkaError as error:
+        raise CannotServe(error.message) from None
+
+
+class Process:
+    """The parts of a running broker, in the order they are started and the reverse in which they stop."""
+
+    def __init__(self, options: ServeOptions, config: BrokerConfig, loop: asyncio.AbstractEventLoop) -> None:
+        self._options = options
+        self._config = config
+        self._loop = loop
+        self._clock = SystemClock()
+        self._listener: Listener | None = None
+        self._logs: LogManager | None = None
+        self._flusher: Flusher[PartitionLog] | None = None
+        self._broker: Broker | None = None
+        self.port = options.port
+
+    async def start(self) -> None:
+        options, config = self._options, self._config
+        router: Router | None = None
+
+        def route(exchange: object, frame: memoryview, body: int) -> None:
+            assert router is not None
+            router.route(exchange, frame, body)  # type: ignore[arg-type]
+
+        self._listener = Listener(self._loop, self._clock, _limits(config), route, AllowAll(), NoQuotas())
+        self.port = self._bind(self._listener)
+        self._flusher = Flusher(self._loop, self._on_flushed)
+        self._logs = self._open_logs(self._flusher)
+        log = self._logs.open(metadata_log.TOPIC, metadata_log.PARTITION, bytes(16), config.topic_defaults)
+        store = MetadataStore(MetadataLog(log, self._flusher), self._clock)
+        self._broker = Broker(
+            config, self._clock, self._loop, self._logs, self._flusher, store, self._logs.cluster_id
+        )
+        router = Router(self._broker, HANDLERS, DIRECT, self._broker.spawn)
+        host, port = _advertised(config, options.host, self.port)
+        await self._broker.start(host, port)
+        gc.freeze()  # what lives now lives until the end: leave it out of every later collection
+        self._listener.start()
+
+    def _on_flushed(self, log: PartitionLog) -> None:
+        if self._broker is not None:
+            self._broker.on_flushed(log)
+
+    def _bind(self, listener: Listener) -> int:
+        host, port = self._options.host, self._options.port
+        try:
+            return listener.bind(host, port)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise CannotServe(
+                    f"port {port} on {host} is in use; stop what listens there or choose another with --port"
+                ) from None
+            raise CannotServe(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port") from None
+
+    def _open_logs(self, flusher: Flusher[PartitionLog]) -> LogManager:
+        fs: FileSystem
+        try:
+            fs = MemoryFileSystem() if self._options.data_dir is None else DiskFileSystem(self._options.data_dir)
+            return LogManager(fs, self._config, self._clock, flusher)
+        except DirectoryLocked as error:
+            raise CannotServe(str(error)) from None
+        except OSError as error:
+            raise CannotServe(
+                f"cannot use the data directory {self._options.data_dir}: {error.strerror}; "
+                "choose another with --data or mend its permissions"
+            ) from None
+
+    async def stop(self) -> None:
+        if self._listener is not None:
+            self._listener.stop_accepting()
+        if self._broker is not None:
+            await self._broker.stop()
+        if self._flusher is not None:
+            self._flusher.close()
+        if self._listener is not None:
+            self._listener.close()
+        if self._logs is not None:
+            self._logs.close()
+
+
+def _limits(config: BrokerConfig) -> Limits:
+    return Limits(
+        frame_bytes_max=config.socket_request_max_bytes,
+        connections_max=config.max_connections,
+        connections_per_ip_max=config.max_connections_per_ip,
+        queued_bytes_max=config.queued_max_request_bytes,
+        idle_ms_max=config.connections_max_idle_ms,
+    )
+
+
+def _advertised(config: BrokerConfig, host: str, port: int) -> tuple[str, int]:
+    """Where clients are told to connect: `advertised.listeners` if set, else where the broker listens."""
+    if not config.advertised_listeners:
+        return ("127.0.0.1" if host in ("", "0.0.0.0") else "::1" if host == "::" else host), port
+    address = config.advertised_listeners[0].rpartition("://")[2]
+    name, _, number = address.rpartition(":")
+    if not number.isdigit():
+        raise CannotServe(f"advertised.listeners {config.advertised_listeners[0]!r} should read PLAINTEXT://host:port")
+    return name.strip("[]"), int(number)

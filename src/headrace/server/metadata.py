@@ -1,0 +1,65 @@
+"""The cluster's metadata on this broker: two images over one log.
+
+`pending` has every record that was appended, `image` every record that is committed. Invariants: decisions are made on
+`pending`, in the same turn of the loop in which their records are appended, so that two of them never contradict each other;
+clients see `image` only, so nothing that a crash could still undo is ever shown. `on_change` is called with the old and the
+new image after each commit, before those who wait for it go on.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from headrace.base.clock import Clock
+from headrace.base.errors import KafkaError
+from headrace.cluster.image import EMPTY, ClusterImage, apply
+from headrace.cluster.records import MetadataRecord, decode_record, encode_record
+from headrace.consensus.metadata_log import MetadataLog
+
+
+class MetadataStore:
+    """The metadata log and what it says."""
+
+    def __init__(self, log: MetadataLog, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+        self._appended: deque[Sequence[MetadataRecord]] = deque()
+        self.image: ClusterImage = EMPTY
+        self.pending: ClusterImage = EMPTY
+        self.on_change: Callable[[ClusterImage, ClusterImage], None] = lambda old, new: None
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after the last appended record."""
+        return self._log.end_offset
+
+    def load(self) -> None:
+        """Read the log from its start. `on_change` is not called: nothing changed, it was so before."""
+        self.image = self.pending = apply(EMPTY, (decode_record(entry) for entry in self._log.replay()))
+
+    def commit(self, records: Sequence[MetadataRecord]) -> "asyncio.Future[None]":
+        """Append records now; the future is done when they are committed and visible in `image`."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if not records:
+            future.set_result(None)
+            return future
+
+        def done(error: KafkaError | None) -> None:
+            if error is None:
+                self._publish()
+            if not future.done():
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error)
+
+        after = apply(self.pending, records)  # first: records that do not fit must not reach the log
+        self._log.append([encode_record(record) for record in records], self._clock.now_ms(), done)
+        self.pending = after
+        self._appended.append(records)
+        return future
+
+    def _publish(self) -> None:
+        """One more append is committed. They are so in the order they were made."""
+        old, self.image = self.image, apply(self.image, self._appended.popleft())
+        self.on_change(old, self.image)
