@@ -176,6 +176,7 @@ class TimeIndex(_Index):
 
     __slots__ = ()
 
+    ENTRY_BYTES: ClassVar = 12
     _entry = struct.Struct(">qi")
 
     def append(self, timestamp: int, offset: int) -> bool:

@@ -1,0 +1,138 @@
+"""Reading a partition: byte ranges by offset, offsets by timestamp.
+
+Functions over a `PartitionLog`, which offers them as its methods. Invariant: what is handed out are whole batches, as
+they lie in the files, never decoded and never past the bound the caller gives (high watermark or last stable offset);
+only the two timestamp lookups look inside, and only at the one batch that holds the answer.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.records.builder import iter_records
+from headrace.storage.files import FileRange
+
+if TYPE_CHECKING:
+    from headrace.storage.log import PartitionLog
+    from headrace.storage.segment import Segment
+
+
+class LogSlice(NamedTuple):
+    """Whole batches of a log, in order, as ranges of its files."""
+
+    ranges: list[FileRange]
+    size: int
+
+    def read(self) -> bytes:
+        """The bytes themselves, where a copy is wanted."""
+        return b"".join([part.read() for part in self.ranges])
+
+
+class TimestampOffset(NamedTuple):
+    """A record found by time."""
+
+    offset: int
+    timestamp: int
+    leader_epoch: int
+
+
+EMPTY = LogSlice([], 0)
+
+
+def read(
+    log: "PartitionLog", offset: int, max_bytes: int, max_offset: int, min_one_batch: bool = True
+) -> LogSlice:
+    """Batches from the one that holds `offset` on: at most `max_bytes`, none that reaches `max_offset`.
+
+    With `min_one_batch` the first one comes whole even if it is larger than `max_bytes`.
+    """
+    end_offset = log.log_end_offset
+    if offset < log.log_start_offset or offset > end_offset:
+        raise KafkaError(
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+            f"Received request for offset {offset} for partition {log.name}, "
+            f"but we only have log segments from offset {log.log_start_offset} to {end_offset}.",
+        )
+    if offset >= max_offset or offset == end_offset:
+        return EMPTY
+    segments = log.segments
+    number = log.segment_number(offset)
+    while True:
+        segment = segments[number]
+        located = segment.locate(offset) if segment.size else None
+        if located is not None:
+            break
+        number += 1
+        if number == len(segments):
+            return EMPTY
+    start, first_end = located
+    end = segment.size if max_offset >= end_offset else _bound(segment, max_offset)
+    if first_end > end:
+        return EMPTY  # the batch reaches past max_offset
+    if end - start > max_bytes:
+        if first_end - start > max_bytes:
+            if not min_one_batch:
+                return EMPTY
+            end = first_end
+        else:
+            end = segment.boundary(start, start + max_bytes)
+        return LogSlice([segment.range(start, end)], end - start)
+    ranges = [segment.range(start, end)]
+    size = end - start
+    # The segment's rest fits: go on with the next ones while they do.
+    while end == segment.size and size < max_bytes and number + 1 < len(segments):
+        number += 1
+        segment = segments[number]
+        end = segment.size if max_offset >= end_offset else _bound(segment, max_offset)
+        if end > max_bytes - size:
+            end = segment.boundary(0, max_bytes - size)
+        if not end:
+            break
+        ranges.append(segment.range(0, end))
+        size += end
+    return LogSlice(ranges, size)
+
+
+def _bound(segment: "Segment", max_offset: int) -> int:
+    """Where the batches of a segment that end below `max_offset` end."""
+    if not segment.size or segment.base_offset >= max_offset:
+        return 0
+    located = segment.locate(max_offset)
+    return segment.size if located is None else located[0]
+
+
+def offset_for_timestamp(log: "PartitionLog", timestamp: int, max_offset: int) -> TimestampOffset | None:
+    """The first record below `max_offset` with this timestamp or a later one."""
+    for segment in log.segments:
+        if segment.max_timestamp < timestamp or not segment.size:
+            continue
+        indexed_offset = segment.time_index.lookup(timestamp)[1]
+        position = segment.index.lookup(max(indexed_offset, log.log_start_offset))
+        while (located := segment.locate_timestamp(position, timestamp)) is not None:
+            start, position = located
+            batch = segment.file().pread(position - start, start)
+            header = segment.header_at(start)
+            assert header is not None
+            if header.base_offset >= max_offset:
+                return None
+            for record in iter_records(batch):
+                if record.timestamp >= timestamp and log.log_start_offset <= record.offset < max_offset:
+                    return TimestampOffset(record.offset, record.timestamp, header.partition_leader_epoch)
+    return None
+
+
+def max_timestamp_offset(log: "PartitionLog") -> TimestampOffset | None:
+    """The first record that has the largest timestamp of the log; None when no record has one."""
+    newest: Segment | None = None
+    for segment in log.segments:
+        if segment.size and (newest is None or segment.max_timestamp > newest.max_timestamp):
+            newest = segment
+    if newest is None or newest.max_timestamp < 0:
+        return None
+    located = newest.locate(newest.max_timestamp_offset)
+    if located is None:
+        return None
+    start, end = located
+    header = newest.header_at(start)
+    assert header is not None
+    best = max(iter_records(newest.file().pread(end - start, start)), key=lambda record: record.timestamp)
+    return TimestampOffset(best.offset, best.timestamp, header.partition_leader_epoch)

@@ -1,0 +1,334 @@
+"""Opening a partition from what a previous process, or a crash, left in its directory.
+
+After a clean close nothing is scanned: the last segment's batches behind its last index entry tell where the log ends.
+Otherwise every segment from the recovery point on is read whole (`scan`): the log is cut after the last batch that is
+all there, and indexes, leader epochs and producer state are rebuilt. Older segments were synced with their indexes, so
+they are only checked for signs of damage. Invariants: what is served afterwards is one run of batches, each of which
+was synced with its CRC known good or has just been checked; nothing is dropped without a line in the log; segments
+behind a hole are kept under another name (`.corrupt`), not deleted. `LogManager` calls `open_log` at start, in threads.
+"""
+
+from typing import Final
+
+from headrace.base.errors import KafkaError
+from headrace.base.log import get_logger
+from headrace.base.settings import TopicConfig
+from headrace.storage.epochs import CHECKPOINT_NAME, CorruptEpochs
+from headrace.storage.files import FileSystem
+from headrace.storage.log import PartitionLog
+from headrace.storage.producers import Replay, load_snapshot, rebuild_producers, replay_headers
+from headrace.storage.scan import Scanned, scan_segment
+from headrace.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, SUFFIXES, TIME_INDEX_SUFFIX, Segment
+
+CORRUPT_SUFFIX: Final = ".corrupt"
+SWAP_SUFFIX: Final = ".swap"
+LEFTOVER_SUFFIXES: Final = (".deleted", ".cleaned", ".tmp")
+
+logger = get_logger(__name__)
+
+
+def open_log(
+    fs: FileSystem,
+    directory: str,
+    topic: str,
+    partition: int,
+    config: TopicConfig,
+    *,
+    clean: bool,
+    recovery_point: int = 0,
+    log_start_offset: int = 0,
+    now_ms: int = 0,
+) -> PartitionLog:
+    """The log in `directory`, ready for use. OSError when the directory itself cannot be read."""
+    return _Opening(fs, directory, topic, partition, config, log_start_offset, now_ms).run(
+        clean, recovery_point
+    )
+
+
+class _Opening:
+    """One partition being opened: the steps share the log under construction."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        topic: str,
+        partition: int,
+        config: TopicConfig,
+        log_start_offset: int,
+        now_ms: int,
+    ) -> None:
+        self.fs = fs
+        self.directory = directory
+        self.config = config
+        self.log_start_offset = log_start_offset
+        self.now_ms = now_ms
+        self._names: set[str] = set()
+        self.log = PartitionLog(
+            fs, directory, topic, partition, config, start_offset=log_start_offset, now_ms=now_ms
+        )
+
+    def run(self, clean: bool, recovery_point: int) -> PartitionLog:
+        log = self.log
+        segments = self._load_segments()
+        if not segments:
+            return log
+        log.replace_segments(segments, truncated=False)
+        if not (clean and self._open_clean()):
+            first = len(segments) - 1 if clean else log.segment_number(max(recovery_point, 0))
+            self._recover(first)
+            log.mark_unsynced(min(first, len(log.segments) - 1))
+        log.log_start_offset = max(self.log_start_offset, log.segments[0].base_offset)
+        if log.log_start_offset > log.log_end_offset:
+            # Records above the log start offset were lost with it: its offsets must not be given out again.
+            log.truncate_fully(log.log_start_offset)
+        log.epochs.truncate_from_start(log.log_start_offset)
+        log.epochs.truncate_from_end(log.log_end_offset)
+        return log
+
+    # -- files -----------------------------------------------------------------------------------------------
+
+    def _load_segments(self) -> list[Segment]:
+        """The segments whose `.log` is there, oldest first; leftovers of unfinished work are cleared away."""
+        for name in self.fs.listdir(self.directory):
+            if name.endswith(LEFTOVER_SUFFIXES):
+                self._remove(name, "left over from unfinished work")
+        for name in self.fs.listdir(self.directory):
+            if name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
+                self._complete_swap(name)
+            elif name.endswith(SWAP_SUFFIX):
+                self._remove(name, "index of a swapped segment, to be rebuilt")
+        names = set(self.fs.listdir(self.directory))
+        bases = sorted([base for name in names if (base := _base_offset(name, LOG_SUFFIX)) is not None])
+        for name in sorted(names):
+            for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+                if (base := _base_offset(name, suffix)) is not None and base not in bases:
+                    self._remove(name, "index without a segment")
+        self._names = names
+        return [self._segment(base) for base in bases]
+
+    def _segment(self, base_offset: int) -> Segment:
+        size = self.fs.size(f"{self.directory}/{base_offset:020d}{LOG_SUFFIX}")
+        return Segment(self.fs, self.directory, base_offset, size, self.now_ms)
+
+    def _complete_swap(self, name: str) -> None:
+        """A cleaned segment that was about to take the place of the ones it was made from."""
+        base_offset = int(name.removesuffix(LOG_SUFFIX + SWAP_SUFFIX))
+        path = f"{self.directory}/{name}"
+        swapped = Segment(self.fs, self.directory, base_offset, self.fs.size(path), self.now_ms)
+        swapped.log_path = path
+        scanned = scan_segment(swapped, self.config.index_interval_bytes)
+        if scanned.valid_bytes != swapped.size:
+            self._remove(name, "swapped segment is not whole, the originals are used")
+            return
+        for other in self.fs.listdir(self.directory):
+            for suffix in SUFFIXES:
+                base = _base_offset(other, suffix)
+                if base is not None and base_offset <= base < max(scanned.next_offset, base_offset + 1):
+                    self._remove(other, "replaced by a swapped segment")
+        self.fs.rename(path, path.removesuffix(SWAP_SUFFIX))
+
+    def _remove(self, name: str, reason: str) -> None:
+        logger.info("file removed", extra={"fields": {"file": f"{self.directory}/{name}", "reason": reason}})
+        self.fs.remove(f"{self.directory}/{name}")
+
+    # -- after a clean close ---------------------------------------------------------------------------------
+
+    def _open_clean(self) -> bool:
+        """Open without a scan. False when the last segment does not look as a clean close leaves it."""
+        log = self.log
+        for number, segment in enumerate(log.segments[:-1]):
+            if self._lacks_index(segment) and not self._rebuild_sealed(number):
+                return True
+        active = log.active
+        try:
+            if self._lacks_index(active, sealed=False):
+                return False
+            log.log_end_offset = active.open_tail()
+        except (KafkaError, OSError) as error:
+            logger.warning(
+                "segment was not closed in order",
+                extra={"fields": {"file": active.log_path, "error": str(error)}},
+            )
+            return False
+        self._finish_without_scan()
+        return True
+
+    def _finish_without_scan(self) -> None:
+        """Take epochs and producers from their files, and what those lack from batch headers."""
+        log = self.log
+        log.flushed_offset = log.log_end_offset
+        self._load_epochs(len(log.segments))
+        rebuild_producers(log)
+
+    def _lacks_index(self, segment: Segment, sealed: bool = True) -> bool:
+        """Whether an index file is missing that a segment of this size has."""
+        if segment.size <= 2 * self.config.index_interval_bytes + self.config.max_message_bytes:
+            return sealed and segment.size > 0 and _name(segment.time_index.path) not in self._names
+        return not {_name(segment.index.path), _name(segment.time_index.path)} <= self._names
+
+    # -- after a crash ---------------------------------------------------------------------------------------
+
+    def _recover(self, first: int) -> None:
+        """Scan the segments from number `first` on, look over the ones before it."""
+        log = self.log
+        for number in range(first):
+            end_offset = log.segments[number + 1].base_offset
+            whole = self._looks_whole(log.segments[number], end_offset)
+            if not whole and not self._rebuild_sealed(number):
+                return
+        base_offset = log.segments[first].base_offset
+        self._load_epochs(first)
+        log.epochs.truncate_from_end(base_offset)
+        replay_headers(log, load_snapshot(log, base_offset), base_offset)
+        replay = Replay(log.producer_state)
+        log.log_end_offset = base_offset
+        number = first
+        while number < len(log.segments):
+            scanned = scan_segment(log.segments[number], self.config.index_interval_bytes, log.epochs, replay)
+            log.log_end_offset = scanned.next_offset
+            self._accept(number, scanned)
+            number += 1
+        replay.finish()
+
+    def _looks_whole(self, segment: Segment, end_offset: int) -> bool:
+        """Whether a synced segment and its indexes agree, as far as the batches behind the last entry show."""
+        last = segment.index.last()
+        position, next_offset, newest = 0, segment.base_offset, segment.time_index.last()
+        end = 0
+        try:
+            for position, header in segment.headers(last[1] if last else 0):
+                if last is not None and position == last[1] and header.last_offset != last[0]:
+                    return False
+                if position - (last[1] if last else 0) > self.config.index_interval_bytes:
+                    return False
+                if newest is None or header.max_timestamp > newest[0]:
+                    return newest is None and header.max_timestamp < 0
+                next_offset, end = header.next_offset, position + header.size
+        except KafkaError:
+            return False
+        return end == segment.size and (next_offset == end_offset or self._may_have_gaps)
+
+    @property
+    def _may_have_gaps(self) -> bool:
+        """Compaction takes batches away, so only then are missing offsets no sign of missing data."""
+        return "compact" in self.config.cleanup_policy
+
+    def _rebuild_sealed(self, number: int) -> bool:
+        """Scan a segment that should have needed none. False when the log turned out to end there."""
+        log = self.log
+        scanned = scan_segment(log.segments[number], self.config.index_interval_bytes)
+        count = len(log.segments)
+        self._accept(number, scanned)
+        if len(log.segments) == count:
+            return True
+        log.log_end_offset = scanned.next_offset
+        self._finish_without_scan()
+        return False
+
+    def _accept(self, number: int, scanned: Scanned) -> None:
+        """Make a segment what the scan found; put aside the ones behind it when it does not lead up to them."""
+        log = self.log
+        segment = log.segments[number]
+        following = log.segments[number + 1 :]
+        cut_bytes = segment.size - scanned.valid_bytes
+        if cut_bytes:
+            self._cut(segment, scanned, keep=bool(following))
+        gap = bool(following) and scanned.next_offset != following[0].base_offset
+        if gap and self._may_have_gaps:
+            gap = scanned.next_offset > following[0].base_offset
+        if following and (cut_bytes or gap):
+            self._quarantine(following, scanned.next_offset)
+            following = []
+            log.replace_segments(log.segments[: number + 1], truncated=False)
+        segment.load_indexes(scanned.offset_entries, scanned.time_entries, scanned.newest)
+        if following:
+            segment.seal()
+        log.replace_segments(log.segments, truncated=False)
+
+    def _cut(self, segment: Segment, scanned: Scanned, keep: bool) -> None:
+        """Cut a segment after its last whole batch; `keep` a copy of what is cut if it may be more than a torn end."""
+        cut_bytes = segment.size - scanned.valid_bytes
+        logger.warning(
+            "log truncated at recovery",
+            extra={
+                "fields": {
+                    "partition": self.log.name,
+                    "file": segment.log_path,
+                    "log_end_offset": scanned.next_offset,
+                    "position": scanned.valid_bytes,
+                    "cut_bytes": cut_bytes,
+                    "reason": scanned.stop.name,
+                }
+            },
+        )
+        if keep or self._batch_follows(segment, scanned):
+            copy = self.fs.open(self._spare_name(segment.log_path), create=True)
+            copy.pwrite(segment.file().pread(cut_bytes, scanned.valid_bytes), 0)
+            copy.sync()
+        segment.cut(scanned.valid_bytes)
+
+    def _batch_follows(self, segment: Segment, scanned: Scanned) -> bool:
+        """Whether behind a damaged batch there is another: then this is no torn end, but damage in the middle."""
+        try:
+            damaged = segment.header_at(scanned.valid_bytes)
+            after = damaged and segment.header_at(scanned.valid_bytes + damaged.size)
+        except (KafkaError, OSError):
+            return False
+        return bool(damaged and after and after.base_offset == damaged.next_offset)
+
+    def _quarantine(self, segments: list[Segment], end_offset: int) -> None:
+        """Keep segments that cannot be served, under another name, for an operator to look at."""
+        for segment in segments:
+            spare = self._spare_name(segment.log_path)
+            logger.error(
+                "segment behind a hole put aside",
+                extra={
+                    "fields": {
+                        "partition": self.log.name,
+                        "file": segment.log_path,
+                        "renamed": spare,
+                        "bytes": segment.size,
+                        "log_end_offset": end_offset,
+                    }
+                },
+            )
+            self.fs.rename(segment.log_path, spare)
+            segment.remove()
+        self.fs.sync_dir(self.directory)
+
+    def _spare_name(self, path: str) -> str:
+        name = path + CORRUPT_SUFFIX
+        number = 0
+        while self.fs.exists(name):
+            number += 1
+            name = f"{path}{CORRUPT_SUFFIX}.{number}"
+        return name
+
+    def _load_epochs(self, synced: int) -> None:
+        """Take the epochs from their checkpoint, or from the headers of the first `synced` segments."""
+        epochs = self.log.epochs
+        try:
+            epochs.load(self.fs.read(f"{self.directory}/{CHECKPOINT_NAME}"))
+            return
+        except FileNotFoundError:
+            pass
+        except CorruptEpochs as error:
+            logger.warning(
+                "leader epochs are rebuilt",
+                extra={"fields": {"partition": self.log.name, "error": str(error)}},
+            )
+        for segment in self.log.segments[:synced]:
+            for _, header in segment.headers():
+                if header.partition_leader_epoch > epochs.latest_epoch:
+                    epochs.assign(header.partition_leader_epoch, header.base_offset)
+
+
+def _base_offset(name: str, suffix: str) -> int | None:
+    """The base offset in a segment file's name, None for any other file."""
+    stem = name.removesuffix(suffix)
+    return int(stem) if stem != name and len(stem) == 20 and stem.isdecimal() else None
+
+
+def _name(path: str) -> str:
+    return path.rsplit("/", 1)[1]

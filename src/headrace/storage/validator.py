@@ -1,0 +1,230 @@
+"""What a batch must satisfy before it enters a log: Kafka's LogValidator, by headers wherever that is enough.
+
+Bytes, a topic's settings and the time go in; the bytes to append come out, or KafkaError with the code that
+Kafka answers. Nothing of the log is looked at here (sequence numbers are `producer_state`'s). Invariant: what is
+returned is exactly one whole batch of magic 2 whose CRC is right and whose records number as many as its offsets.
+The payload is inflated or walked only where a setting of the topic asks for it: a codec of its own, compaction
+(records need keys), a bound on how old records may be. `PartitionLog.append` is the caller.
+"""
+
+from typing import Final, NamedTuple, NoReturn
+
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.settings import TopicConfig
+from headrace.records.batch import (
+    ATTRIBUTES_POSITION,
+    COMPRESSION_MASK,
+    CONTROL_BIT,
+    HEADER_SIZE,
+    NO_TIMESTAMP,
+    TIMESTAMP_TYPE_BIT,
+    BatchHeader,
+    assign,
+    crc_ok,
+    parse_header,
+    seal,
+    set_log_append_time,
+)
+from headrace.records.builder import iter_records, recompress
+from headrace.records.codec import NULL_KEY, check_records
+from headrace.records.compression import INFLATED_BYTES_MAX, decompress
+from headrace.records.crc import crc32c
+from headrace.storage.markers import EndTransactionMarker, parse_marker
+from headrace.storage.origin import Origin
+from headrace.storage.producer_state import ProducerState
+
+_COMPRESSION_ID_MAX: Final = 4
+_COMPRESSION_IDS: Final = {"uncompressed": 0, "none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+_UNBOUNDED_MS: Final = 2**63 - 1
+
+
+class Validated(NamedTuple):
+    """A batch that may be appended. `data` is the caller's memory unless the batch had to be recompressed."""
+
+    data: memoryview
+    header: BatchHeader
+    log_append_time_ms: int
+    """-1 where the records keep their own timestamps."""
+
+
+def validate(data: memoryview, config: TopicConfig, now_ms: int) -> Validated:
+    """Check the records of one partition of a Produce request, and stamp or recompress them as the topic asks."""
+    size = len(data)
+    if size < HEADER_SIZE:
+        _refuse_short(data)
+    header = parse_header(data)
+    (
+        base_offset,
+        batch_length,
+        _,
+        _,
+        crc,
+        attributes,
+        last_offset_delta,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        record_count,
+    ) = header
+    if batch_length + 12 != size:
+        _refuse_size(header, size)
+    if base_offset != 0:
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD,
+            f"The baseOffset of the record batch should be 0, but it is {base_offset}",
+        )
+    if size > config.max_message_bytes:
+        raise KafkaError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"The record batch size is {size} bytes which exceeds the maximum configured value of "
+            f"{config.max_message_bytes}",
+        )
+    if crc32c(data[ATTRIBUTES_POSITION:]) != crc:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "Record is corrupt (stored crc does not match)")
+    if size > config.segment_bytes:
+        raise KafkaError(
+            ErrorCode.RECORD_LIST_TOO_LARGE,
+            f"Message batch size is {size} bytes which exceeds the maximum configured segment size of "
+            f"{config.segment_bytes}",
+        )
+    if record_count != last_offset_delta + 1 or record_count <= 0:
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD,
+            f"Inconsistent batch: {record_count} records for offsets 0 to {last_offset_delta}",
+        )
+    if attributes & (CONTROL_BIT | COMPRESSION_MASK):
+        _check_attributes(attributes)
+    if producer_id >= 0 and (base_sequence < 0 or producer_epoch < 0):
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD,
+            f"Invalid sequence number {base_sequence} or epoch {producer_epoch} "
+            f"in record batch with producerId {producer_id}",
+        )
+    if "compact" in config.cleanup_policy:
+        _check_keys(data, header)
+    wanted = config.compression_type
+    if wanted != "producer" and _COMPRESSION_IDS[wanted] != attributes & COMPRESSION_MASK:
+        data = memoryview(bytearray(recompress(data, _COMPRESSION_IDS[wanted], limit=INFLATED_BYTES_MAX)))
+        header = parse_header(data)
+        if len(data) > config.segment_bytes:
+            raise KafkaError(
+                ErrorCode.RECORD_LIST_TOO_LARGE,
+                f"Message batch size is {len(data)} bytes under the topic's compression.type, which exceeds the "
+                f"maximum configured segment size of {config.segment_bytes}",
+            )
+    if config.message_timestamp_type == "LogAppendTime":
+        return _stamp(data, header, now_ms)
+    if attributes & TIMESTAMP_TYPE_BIT:
+        data, header = _clear_timestamp_type(data)
+    if max_timestamp - now_ms > config.message_timestamp_after_max_ms:
+        _refuse_timestamp(max_timestamp, now_ms, config)
+    if config.message_timestamp_before_max_ms != _UNBOUNDED_MS:
+        _check_oldest(data, base_timestamp, now_ms, config)
+    return Validated(data, header, NO_TIMESTAMP)
+
+
+def check_trusted(
+    data: memoryview, next_offset: int, leader_epoch: int, origin: Origin, producers: ProducerState
+) -> list[tuple[BatchHeader, EndTransactionMarker | None]]:
+    """Check batches that a coordinator or the leader hands in: their headers, and what control batches say.
+
+    Of a coordinator's batches the offsets and the epoch are written into `data`; a leader's have theirs.
+    """
+    batches = []
+    position = 0
+    while position < len(data):
+        header = parse_header(data, position)
+        if not crc_ok(data, position, header.size):
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"Corrupt batch to be appended at {next_offset}")
+        if origin is Origin.COORDINATOR:
+            assign(data, position, next_offset, leader_epoch)
+            header = header._replace(base_offset=next_offset, partition_leader_epoch=leader_epoch)
+        if header.base_offset < next_offset or header.last_offset_delta < 0:
+            raise KafkaError(
+                ErrorCode.INVALID_RECORD,
+                f"Out of order offset {header.base_offset} in a batch to be appended at {next_offset}",
+            )
+        marker = None
+        if header.is_control and header.record_count:
+            record = iter_records(data[position : position + header.size])[0]
+            marker = parse_marker(record.key, record.value)
+            if marker is not None:
+                producers.check_marker(header, marker, origin)
+        else:
+            producers.check(header, origin)
+        batches.append((header, marker))
+        next_offset = header.next_offset
+        position += header.size
+    if not batches:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "No batches to append")
+    return batches
+
+
+def _stamp(data: memoryview, header: BatchHeader, now_ms: int) -> Validated:
+    if data.readonly:
+        data = memoryview(bytearray(data))
+    set_log_append_time(data, 0, len(data), now_ms)
+    return Validated(data, parse_header(data), now_ms)
+
+
+def _clear_timestamp_type(data: memoryview) -> tuple[memoryview, BatchHeader]:
+    """A producer does not choose the topic's timestamp type: Kafka writes the topic's over it."""
+    if data.readonly:
+        data = memoryview(bytearray(data))
+    data[ATTRIBUTES_POSITION + 1] &= ~TIMESTAMP_TYPE_BIT & 0xFF
+    seal(data, 0, len(data))
+    return data, parse_header(data)
+
+
+def _check_attributes(attributes: int) -> None:
+    if attributes & CONTROL_BIT:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "Clients are not allowed to write control records")
+    if attributes & COMPRESSION_MASK > _COMPRESSION_ID_MAX:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            f"Unknown compression type id: {attributes & COMPRESSION_MASK}",
+        )
+
+
+def _check_keys(data: memoryview, header: BatchHeader) -> None:
+    payload = decompress(header.compression, data[HEADER_SIZE:], INFLATED_BYTES_MAX)
+    if check_records(payload, header.record_count) & NULL_KEY:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "Compacted topic cannot accept message without key")
+
+
+def _check_oldest(data: memoryview, base_timestamp: int, now_ms: int, config: TopicConfig) -> None:
+    """The header tells the newest record's time and the first one's, but not the oldest's."""
+    limit = now_ms - config.message_timestamp_before_max_ms
+    if base_timestamp != NO_TIMESTAMP and base_timestamp < limit:
+        _refuse_timestamp(base_timestamp, now_ms, config)
+    for record in iter_records(data):
+        if record.timestamp != NO_TIMESTAMP and record.timestamp < limit:
+            _refuse_timestamp(record.timestamp, now_ms, config)
+
+
+def _refuse_timestamp(timestamp: int, now_ms: int, config: TopicConfig) -> NoReturn:
+    raise KafkaError(
+        ErrorCode.INVALID_TIMESTAMP,
+        f"Timestamp {timestamp} of message is out of range. The timestamp should be within "
+        f"[{now_ms - config.message_timestamp_before_max_ms}, {now_ms + config.message_timestamp_after_max_ms}]",
+    )
+
+
+def _refuse_short(data: memoryview) -> NoReturn:
+    if not data:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "Produce requests must have at least one record batch")
+    parse_header(data)  # names an older format if it is one
+    raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "Fewer bytes than a batch header")
+
+
+def _refuse_size(header: BatchHeader, size: int) -> NoReturn:
+    if header.size > size:
+        raise KafkaError(
+            ErrorCode.CORRUPT_MESSAGE, f"A record batch states {header.size} bytes, {size} are there"
+        )
+    raise KafkaError(
+        ErrorCode.INVALID_RECORD,
+        "Produce requests are only allowed to contain exactly one record batch per partition",
+    )
