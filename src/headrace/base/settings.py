@@ -1,0 +1,157 @@
+"""The settings of topics and brokers: the tables, the parsed configurations, and how one is made from texts.
+
+`TOPIC_SETTINGS` and `BROKER_SETTINGS` are the one declaration of every key; the broker, DescribeConfigs, the command
+line and the documentation read them. A configuration is immutable: a change makes a new one; equal topics share one.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.settings_broker import BROKER_SETTINGS, BrokerConfig
+from headrace.base.settings_topic import HOUR_MS, TOPIC_SETTINGS, TopicConfig
+from headrace.base.settings_types import AtLeast, Bound, ConfigType, Reload, Setting, parsed, setting
+
+__all__ = [
+    "BROKER_SETTINGS",
+    "TOPIC_SETTINGS",
+    "AtLeast",
+    "Bound",
+    "BrokerConfig",
+    "ConfigType",
+    "Reload",
+    "Setting",
+    "TopicConfig",
+    "broker_config",
+    "setting",
+    "topic_config",
+    "topic_setting",
+]
+
+TOPIC_CONFIGS_SHARED_MAX = 1024
+MINUTE_MS = 60_000
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def topic_setting(name: str) -> Setting:
+    """A topic's setting by its key; INVALID_CONFIG when there is none of that name."""
+    found = TOPIC_SETTINGS.get(name)
+    if found is None:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {name}")
+    return found
+
+
+def topic_config(overrides: Mapping[str, str], broker: BrokerConfig | None = None) -> TopicConfig:
+    """The effective settings of a topic: its overrides over what the broker's settings give every topic.
+
+    Topics with the same overrides share one instance, and those without any hold the broker's own.
+    """
+    defaults = _KAFKA_DEFAULTS if broker is None else broker.topic_defaults
+    return _topic_config(tuple(sorted(overrides.items())), defaults) if overrides else defaults
+
+
+def broker_config(
+    static: Mapping[str, str], *, cluster: Mapping[str, str] = _NONE, broker: Mapping[str, str] = _NONE
+) -> BrokerConfig:
+    """A broker's effective settings: those set on it while running, over those set for all brokers, over its own file.
+
+    Unknown keys in `static` are refused, so that a misspelt one does not pass in silence. Keys set while running may be
+    unknown, as in Kafka, and a read-only one among them has no effect.
+    """
+    for name in static:
+        if name not in BROKER_SETTINGS:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown broker config name: {name}")
+    live = {
+        name: text
+        for name, text in {**cluster, **broker}.items()
+        if name in BROKER_SETTINGS and BROKER_SETTINGS[name].reload is not Reload.READ_ONLY
+    }
+    values = parsed(BROKER_SETTINGS, {**static, **live})
+    _one_node_id(values)
+    config = BrokerConfig(**values)
+    _check_limits(config)
+    return BrokerConfig(
+        **values, static_values=MappingProxyType(dict(static)), topic_defaults=_topic_defaults(config)
+    )
+
+
+def _one_node_id(values: dict[str, object]) -> None:
+    node_id = values.get("node_id", values.get("broker_id"))
+    if node_id is None:
+        return
+    if values.get("broker_id", node_id) != node_id:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            f"You must set `node.id` to the same value as `broker.id`: {node_id} and {values['broker_id']} differ.",
+        )
+    values["node_id"] = values["broker_id"] = node_id
+
+
+def _check_limits(config: BrokerConfig) -> None:
+    """What no single key can say: how keys limit each other."""
+    if config.max_connections_per_ip == 0 and not config.max_connections_per_ip_overrides:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            "max.connections.per.ip can be set to zero only if max.connections.per.ip.overrides property is set.",
+        )
+    if len(config.log_dirs) != 1:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, "log.dirs must name exactly one directory.")
+    for low, high in (
+        ("group.min.session.timeout.ms", "group.max.session.timeout.ms"),
+        ("group.consumer.min.session.timeout.ms", "group.consumer.max.session.timeout.ms"),
+        ("group.consumer.min.heartbeat.interval.ms", "group.consumer.max.heartbeat.interval.ms"),
+    ):
+        least, most = (getattr(config, BROKER_SETTINGS[name].attribute) for name in (low, high))
+        if least > most:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"{high} must be greater than or equal to {low}")
+    _compaction_lags_agree(config.log_cleaner_min_compaction_lag_ms, config.log_cleaner_max_compaction_lag_ms)
+
+
+def _topic_defaults(config: BrokerConfig) -> TopicConfig:
+    """What a topic without overrides gets: each value from the first of its synonyms that is set."""
+    values: dict[str, Any] = {}
+    for entry in TOPIC_SETTINGS.values():
+        for synonym in entry.synonyms:
+            value = getattr(config, BROKER_SETTINGS[synonym].attribute)
+            if value is not None:
+                values[entry.attribute] = value * _unit_ms(synonym) if _unit_ms(synonym) > 1 else value
+                break
+    values["cleanup_policy"] = frozenset(config.log_cleanup_policy)
+    values["retention_ms"] = max(-1, values["retention_ms"])
+    values.setdefault("flush_ms", config.log_flush_scheduler_interval_ms)
+    made = TopicConfig(**values)
+    return _KAFKA_DEFAULTS if made == _KAFKA_DEFAULTS else made
+
+
+def _unit_ms(name: str) -> int:
+    return HOUR_MS if name.endswith(".hours") else MINUTE_MS if name.endswith(".minutes") else 1
+
+
+@lru_cache(maxsize=TOPIC_CONFIGS_SHARED_MAX)
+def _topic_config(overrides: tuple[tuple[str, str], ...], defaults: TopicConfig) -> TopicConfig:
+    values = {entry.attribute: getattr(defaults, entry.attribute) for entry in TOPIC_SETTINGS.values()}
+    for name, text in overrides:
+        entry = topic_setting(name)
+        values[entry.attribute] = entry.value(text)
+    config = TopicConfig(**values)
+    _compaction_lags_agree(config.min_compaction_lag_ms, config.max_compaction_lag_ms)
+    if config.remote_storage_enable:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            "Tiered Storage functionality is disabled in the broker. "
+            "Topic cannot be configured with remote log storage.",
+        )
+    return config
+
+
+def _compaction_lags_agree(least_ms: int, most_ms: int) -> None:
+    if least_ms > most_ms:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            f"conflict topic config setting min.compaction.lag.ms ({least_ms}) > max.compaction.lag.ms ({most_ms})",
+        )
+
+
+_KAFKA_DEFAULTS = TopicConfig()
