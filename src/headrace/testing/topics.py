@@ -13,7 +13,7 @@ def create_topic(
 
     async def create() -> None:
         async with Admin({"bootstrap.servers": bootstrap}) as admin:
-            await admin.create_topics([NewTopic(name, partitions, replication_factor, dict(config))])
+            await admin.create_topic(NewTopic(name, partitions, replication_factor, dict(config)))
 
     _run(create())
 

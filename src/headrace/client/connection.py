@@ -1,0 +1,232 @@
+"""One connection to one broker: version negotiation and pipelined requests.
+
+Owns the correlation ids and the requests that wait for an answer. Invariants: requests leave in the order of `request`
+calls (it never awaits), answers are matched to them in that order, and every request ends: with its answer, or with an
+error when the connection ends or its time is up. A request that times out ends the connection, because on an ordered
+stream everything behind it is stuck too. Called by `cluster`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from headrace import __version__
+from headrace.base.errors import ErrorCode
+from headrace.client.errors import ClientError, Disconnected, NotKafka, RequestTimedOut, Unsupported, error_code
+from headrace.client.transport import Connector, FrameStream
+from headrace.wire.apis import Api
+from headrace.wire.headers import encode_request_header, parse_response_header
+from headrace.wire.messages import Malformed, Message, decode_response, encode_request
+from headrace.wire.schema import message_schema
+
+IN_FLIGHT_MAX = 1_000
+CORRELATION_ID_MAX = 2**31 - 1
+HANDSHAKE_VERSION = 3
+
+
+class _Waiting:
+    """A request that was sent and waits for its answer."""
+
+    __slots__ = ("api", "correlation_id", "future", "timer", "version")
+
+    def __init__(self, api: Api, version: int, correlation_id: int, future: "asyncio.Future[Message]") -> None:
+        self.api = api
+        self.version = version
+        self.correlation_id = correlation_id
+        self.future = future
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Connection:
+    """A connection that is open from `open` until it fails or is closed; it is never reused after that."""
+
+    def __init__(self, host: str, port: int, *, client_id: str, connector: Connector, timeout_ms: int) -> None:
+        self.host = host
+        self.port = port
+        self.versions: dict[int, tuple[int, int]] = {}
+        self.finalized_features: dict[str, int] = {}
+        self._client_id = client_id
+        self._connector = connector
+        self._timeout_ms = timeout_ms
+        self._stream: FrameStream | None = None
+        self._waiting: deque[_Waiting] = deque()
+        self._correlation_id = 0
+        self._error: Exception | None = None
+        self.closed = asyncio.Event()
+
+    @property
+    def usable(self) -> bool:
+        """Whether requests can be sent."""
+        return self._stream is not None and self._error is None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait for an answer."""
+        return len(self._waiting)
+
+    async def open(self) -> "Connection":
+        """Connect and learn which versions the broker speaks. Raises ClientError."""
+        try:
+            self._stream = await self._connector(self.host, self.port, self)
+            await self._handshake()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    async def _handshake(self) -> None:
+        body = {"client_software_name": "headrace-python", "client_software_version": __version__}
+        try:
+            reply = await self.request(Api.API_VERSIONS, body, version=HANDSHAKE_VERSION)
+        except RequestTimedOut:
+            raise NotKafka(
+                f"{self.host}:{self.port} accepted the connection and did not answer within {self._timeout_ms} ms",
+                "check that the port is a Kafka listener without TLS and that the broker is not stuck",
+            ) from None
+        if reply.error_code == ErrorCode.UNSUPPORTED_VERSION:
+            highest = next((k.max_version for k in reply.api_keys if k.api_key == Api.API_VERSIONS), 0)
+            reply = await self.request(Api.API_VERSIONS, body, version=min(highest, HANDSHAKE_VERSION))
+        if reply.error_code:
+            raise NotKafka(f"{self.host}:{self.port} refused ApiVersions: {error_code(reply.error_code).name}")
+        self.versions = {key.api_key: (key.min_version, key.max_version) for key in reply.api_keys}
+        self.finalized_features = {f.name: f.max_version_level for f in reply.finalized_features or []}
+
+    def version(self, api: Api, highest: int | None = None) -> int:
+        """The newest version of an API that both sides speak. Raises Unsupported."""
+        schema = message_schema(api, "request")
+        first, last = self.versions.get(api, (0, -1))
+        best = min(last, schema.last if highest is None else min(schema.last, highest))
+        if best < max(first, schema.first):
+            raise Unsupported(
+                f"the broker at {self.host}:{self.port} offers {api.name} in versions {first} to {last}, "
+                f"this client speaks {schema.first} to {schema.last}"
+                if api in self.versions
+                else f"the broker at {self.host}:{self.port} does not offer {api.name}",
+                "use a broker that has it",
+            )
+        return best
+
+    def request(
+        self,
+        api: Api,
+        body: Mapping[str, Any],
+        *,
+        version: int | None = None,
+        highest: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> "asyncio.Future[Message]":
+        """Send a request now; the future brings its answer. Raises ClientError when it cannot be sent."""
+        if version is None:
+            version = self.version(api, highest)
+        stream = self._live_stream()
+        if len(self._waiting) >= IN_FLIGHT_MAX:
+            raise ClientError(f"more than {IN_FLIGHT_MAX} requests wait for {self.host}:{self.port}", "await some first")
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(api, version, self._next_correlation_id(), loop.create_future())
+        payload = encode_request(api, version, body)
+        stream.send(encode_request_header(api, version, waiting.correlation_id, self._client_id), payload)
+        self._waiting.append(waiting)
+        wait_ms = self._timeout_ms if timeout_ms is None else timeout_ms
+        waiting.timer = loop.call_later(wait_ms / 1000, self._expire, waiting, wait_ms)
+        return waiting.future
+
+    def send_only(self, api: Api, body: Mapping[str, Any], *, highest: int | None = None) -> None:
+        """Send a request that has no answer (Produce with acks=0)."""
+        version = self.version(api, highest)
+        header = encode_request_header(api, version, self._next_correlation_id(), self._client_id)
+        self._live_stream().send(header, encode_request(api, version, body))
+
+    async def drain(self) -> None:
+        """Wait until the socket takes more. Raises Disconnected."""
+        await self._live_stream().drain()
+
+    def close(self, error: Exception | None = None) -> None:
+        """End the connection; requests that wait fail with `error`, or as disconnected."""
+        if self._error is None:
+            self._error = error or Disconnected(f"the connection to {self.host}:{self.port} was closed")
+            if self._stream is not None:
+                self._stream.close()
+            self._fail_waiting()
+
+    # -- the stream's side ------------------------------------------------------------------------------------------
+
+    def on_frame(self, frame: memoryview) -> None:
+        """Match one answer with the request it belongs to."""
+        if self._error is not None:
+            return
+        if not self._waiting:
+            self.close(NotKafka(f"{self.host}:{self.port} sent an answer to no request"))
+            return
+        waiting = self._waiting.popleft()
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        try:
+            reply = _decode(waiting, frame)
+        except (Malformed, ValueError) as error:
+            failure = NotKafka(f"{self.host}:{self.port} sent an answer that cannot be read: {error}")
+            _fail(waiting, failure)
+            self.close(failure)
+            return
+        if not waiting.future.done():
+            waiting.future.set_result(reply)
+
+    def on_closed(self, error: Exception | None) -> None:
+        """The stream ended: fail what waits."""
+        if self._error is None:
+            reason = f": {error}" if error is not None and str(error) else ""
+            self._error = (
+                error
+                if isinstance(error, ClientError)
+                else Disconnected(f"the connection to {self.host}:{self.port} was lost{reason}")
+            )
+        self._fail_waiting()
+        self.closed.set()
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _live_stream(self) -> FrameStream:
+        if self._error is not None or self._stream is None:
+            raise _again(self._error) if self._error is not None else Disconnected("the connection is not open")
+        return self._stream
+
+    def _next_correlation_id(self) -> int:
+        self._correlation_id = (self._correlation_id + 1) % CORRELATION_ID_MAX
+        return self._correlation_id
+
+    def _expire(self, waiting: _Waiting, wait_ms: int) -> None:
+        message = f"{self.host}:{self.port} did not answer {waiting.api.name} within {wait_ms} ms"
+        _fail(waiting, RequestTimedOut(message, "the broker may be overloaded, paused or gone"))
+        self.close(Disconnected(f"{message}; the connection was dropped"))
+
+    def _fail_waiting(self) -> None:
+        assert self._error is not None
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if waiting.timer is not None:
+                waiting.timer.cancel()
+            _fail(waiting, _again(self._error))
+
+
+def _decode(waiting: _Waiting, frame: memoryview) -> Message:
+    correlation_id, pos = parse_response_header(waiting.api, waiting.version, frame)
+    if correlation_id != waiting.correlation_id:
+        raise Malformed(f"correlation id {correlation_id} where {waiting.correlation_id} was expected")
+    if waiting.api == Api.API_VERSIONS and bytes(frame[pos : pos + 2]) == b"\x00\x23":
+        # A broker that does not know our version of ApiVersions says so in a body of version 0.
+        return decode_response(Api.API_VERSIONS, 0, frame, pos)
+    return decode_response(waiting.api, waiting.version, frame, pos)
+
+
+def _fail(waiting: _Waiting, error: Exception) -> None:
+    if not waiting.future.done():
+        waiting.future.set_exception(error)
+        # Whoever sent it may have gone (a cancelled call): then nobody reads the error, and that is no fault.
+        waiting.future.exception()
+
+
+def _again(error: Exception) -> Exception:
+    """A fresh copy, because one exception object raised in several tasks gathers all their traces."""
+    if isinstance(error, ClientError):
+        return type(error)(error.message, error.hint, error.code)
+    return Disconnected(str(error))

@@ -1,0 +1,66 @@
+"""Calls that are tried again until they succeed, fail for good, or run out of time.
+
+Owns the loop that admin and consumer calls share. Invariant: the wait is bounded by the deadline, and the error that ends
+it is the one that kept it from succeeding. The producer has its own, because its retries must keep order.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.client.cluster import Cluster
+from headrace.client.errors import Disconnected, NotKafka, RequestTimedOut
+
+T = TypeVar("T")
+
+# Before anything has ever answered, an address that refuses is most likely wrong: people should hear it soon.
+FIRST_CONTACT_TIMEOUT_MS = 5_000
+
+
+async def with_retries(cluster: Cluster, timeout_ms: int, attempt: Callable[[], Awaitable[T]]) -> T:
+    """The result of `attempt`, tried again after retriable errors until `timeout_ms` have passed."""
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    deadline_s = started_s + timeout_ms / 1000
+    failures = 0
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                return await attempt()
+        except TimeoutError:
+            raise _out_of_time(cluster, timeout_ms) from None
+        except KafkaError as error:
+            failures += 1
+            if not _worth_retrying(error):
+                raise
+            if not cluster.nodes:
+                deadline_s = min(deadline_s, started_s + FIRST_CONTACT_TIMEOUT_MS / 1000)
+            wait_s = cluster.backoff.wait_ms(failures) / 1000
+            if loop.time() + wait_s >= deadline_s:
+                raise
+            await asyncio.sleep(wait_s)
+            if error.code is ErrorCode.NOT_CONTROLLER:
+                await _look_again(cluster)
+
+
+def _worth_retrying(error: KafkaError) -> bool:
+    if isinstance(error, NotKafka):
+        return False
+    return error.retriable
+
+
+async def _look_again(cluster: Cluster) -> None:
+    try:
+        await cluster.describe([])
+    except KafkaError as error:
+        cluster.last_error = error
+
+
+def _out_of_time(cluster: Cluster, timeout_ms: int) -> KafkaError:
+    if isinstance(cluster.last_error, Disconnected):
+        return Disconnected(
+            f"no broker answered within {timeout_ms} ms; the last attempt: {cluster.last_error.message}",
+            cluster.last_error.hint,
+        )
+    return RequestTimedOut(f"no answer within {timeout_ms} ms", "the broker may be overloaded, paused or gone")

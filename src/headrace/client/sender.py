@@ -1,0 +1,395 @@
+"""Takes batches from the accumulator to the brokers, and brings each to its end.
+
+Owns the requests in flight, the producer id and epoch, and the choice between retry, failure and a new epoch. Invariants:
+a partition's records reach its log in the order they were added, each once, as long as idempotence is on and the broker
+keeps its producer state; at most `max.in.flight.requests.per.connection` requests wait at a broker; every batch ends by
+its deadline. One task runs it; answers come back as callbacks on the same loop, so there is nothing to lock.
+
+How order survives retries. Several batches of a partition may be in flight, numbered by sequence. When one fails, those
+behind it are refused by the broker (a gap in the sequence) and come back too; each is put back at its place and sent again
+only when nothing before it is unanswered. When a batch is given up although it had a number, or the broker lost track, the
+numbers can no longer be continued: once nothing is in flight the partition goes on under the next epoch, from 0.
+Without idempotence a retry may overtake, as in Kafka, unless only one request may be in flight.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.ids import ZERO_ID
+from headrace.base.log import get_logger
+from headrace.client.accumulator import Accumulator, PartitionQueue
+from headrace.client.batches import NO_OFFSET, NO_PRODUCER, Batch, ProducerId
+from headrace.client.cluster import Cluster
+from headrace.client.config import ProducerConfig
+from headrace.client.connection import Connection
+from headrace.client.errors import ClientError, DeliveryTimedOut, error_code
+from headrace.records.batch import NO_SEQUENCE
+from headrace.wire.apis import Api
+from headrace.wire.messages import Message
+
+NEVER_S = float("inf")
+EPOCH_MAX = 32_767
+BY_NAME_HIGHEST = 12
+
+# After these the broker's idea of our sequence and ours differ.
+_LOST_TRACK = frozenset(
+    {ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_EPOCH}
+)
+
+_log = get_logger(__name__)
+
+
+class Sender:
+    """The sending half of one producer."""
+
+    def __init__(self, config: ProducerConfig, cluster: Cluster, accumulator: Accumulator) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._accumulator = accumulator
+        self._producer = NO_PRODUCER
+        self._in_flight: dict[int, int] = {}
+        self._muted_until_s: dict[int, float] = {}
+        self._wake = asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._metadata_failures = 0
+        self.hurry = 0  # how many flushes run: then nothing lingers
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin sending; once."""
+        self._spawn("sender", self._run)
+
+    def wake(self) -> None:
+        """Look for work: something was added, answered or connected."""
+        self._wake.set()
+
+    async def stop(self, error: KafkaError) -> None:
+        """End all tasks and fail whatever is left."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for batch in list(self._accumulator):
+            queue = self._accumulator.active[batch.partition]
+            self._give_up(queue, batch, error)
+
+    def _spawn(self, name: str, work: Any, *arguments: Any) -> None:
+        """Run a background step unless the one of that name is running already."""
+        if name not in self._tasks:
+            coroutine: Coroutine[Any, Any, None] = work(*arguments)
+            task = asyncio.create_task(coroutine, name=f"headrace producer {name}")
+            self._tasks[name] = task
+            task.add_done_callback(partial(self._ended, name))
+
+    def _ended(self, name: str, task: "asyncio.Task[None]") -> None:
+        del self._tasks[name]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A bug in this module must not become a silent hang.
+            _log.error("producer task failed", exc_info=error, extra={"fields": {"task": name}})
+            failure = ClientError(f"the producer failed: {error!r}", "please report this with the log")
+            for batch in list(self._accumulator):
+                self._give_up(self._accumulator.active[batch.partition], batch, failure)
+        self.wake()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._wake.clear()
+            now_s = loop.time()
+            if self._cluster.stale:
+                self._want_metadata()
+            next_s = min(self._expire(now_s), self._drain(now_s))
+            if next_s == NEVER_S:
+                await self._wake.wait()
+                continue
+            timer = loop.call_at(next_s, self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                timer.cancel()
+
+    # -- sending ----------------------------------------------------------------------------------------------------
+
+    def _drain(self, now_s: float) -> float:
+        """Send all that may be sent now; returns when to look again."""
+        next_s = NEVER_S
+        ready: dict[int, list[PartitionQueue]] = {}
+        for queue in self._accumulator.active.values():
+            at_s = self._ready_at(queue, now_s)
+            if at_s > now_s:
+                next_s = min(next_s, at_s)
+                continue
+            leader = self._cluster.leader(queue.partition)
+            if leader is None:
+                self._want_metadata()
+            elif not queue.in_flight or queue.node_id == leader[0]:
+                # What is in flight to the old leader must be answered before more goes to the new one.
+                ready.setdefault(leader[0], []).append(queue)
+        for node_id, queues in ready.items():
+            next_s = min(next_s, self._send_to(node_id, queues, now_s))
+        return next_s
+
+    def _ready_at(self, queue: PartitionQueue, now_s: float) -> float:
+        """When the first batch of a queue may be sent; NEVER_S when an answer must come first."""
+        if not queue.waiting:
+            return NEVER_S
+        if queue.needs_new_epoch:
+            if queue.in_flight:
+                return NEVER_S
+            self._next_epoch(queue)
+        head = queue.waiting[0]
+        if head.retry_at_s > now_s:
+            return head.retry_at_s
+        if head.attempts and not queue.first_unanswered(head):
+            return NEVER_S
+        accumulator = self._accumulator
+        if len(queue.waiting) > 1 or self.hurry or accumulator.pressed or accumulator.closed(head):
+            return now_s
+        return head.created_s + self._config.linger_ms / 1000
+
+    def _send_to(self, node_id: int, queues: list[PartitionQueue], now_s: float) -> float:
+        muted_s = self._muted_until_s.get(node_id, 0.0)
+        if muted_s > now_s:
+            return muted_s
+        connection = self._cluster.ready_connection(node_id)
+        if connection is None:
+            self._spawn(f"connect {node_id}", self._connect, node_id)
+            return NEVER_S
+        if self._config.enable_idempotence and self._producer == NO_PRODUCER:
+            self._spawn("init producer id", self._init_producer_id)
+            return NEVER_S
+        while self._in_flight.get(node_id, 0) < self._config.max_in_flight_requests_per_connection:
+            picked = self._pick(queues, now_s)
+            if not picked:
+                break
+            self._send(node_id, connection, picked)
+        return NEVER_S
+
+    def _pick(self, queues: list[PartitionQueue], now_s: float) -> list[tuple[PartitionQueue, Batch]]:
+        """One batch of each queue that has one ready, as many as a request may hold."""
+        picked: list[tuple[PartitionQueue, Batch]] = []
+        size_bytes = 0
+        for queue in queues:
+            if self._ready_at(queue, now_s) > now_s:
+                continue
+            batch = queue.waiting[0]
+            if picked and size_bytes + batch.size_bytes > self._config.max_request_size:
+                continue
+            self._identify(queue, batch)
+            size_bytes += batch.size_bytes
+            queue.waiting.popleft()
+            queue.in_flight.append(batch)
+            picked.append((queue, batch))
+        return picked
+
+    def _identify(self, queue: PartitionQueue, batch: Batch) -> None:
+        """Number a batch that has not been sent before."""
+        if not self._config.enable_idempotence or batch.sequence != NO_SEQUENCE:
+            return
+        if queue.producer != self._producer and not queue.in_flight:
+            queue.adopt(self._producer)
+        queue.number(batch)
+
+    def _send(self, node_id: int, connection: Connection, picked: list[tuple[PartitionQueue, Batch]]) -> None:
+        topics: dict[str, list[dict[str, Any]]] = {}
+        for queue, batch in picked:
+            queue.node_id = node_id
+            batch.attempts += 1
+            records = batch.encode(self._config.compression, self._config.compression_level)
+            topics.setdefault(batch.partition.topic, []).append(
+                {"index": batch.partition.partition, "records": records}
+            )
+        ids = {name: self._cluster.topic_id(name) for name in topics}
+        body = {
+            "transactional_id": None,
+            "acks": self._config.acks,
+            "timeout_ms": self._config.request_timeout_ms,
+            "topic_data": [
+                {"name": name, "topic_id": ids[name], "partition_data": data} for name, data in topics.items()
+            ],
+        }
+        highest = BY_NAME_HIGHEST if ZERO_ID in ids.values() else None
+        future: asyncio.Future[Any]
+        try:
+            if self._config.acks == 0:
+                connection.send_only(Api.PRODUCE, body, highest=highest)
+                future = asyncio.ensure_future(connection.drain())
+            else:
+                future = connection.request(Api.PRODUCE, body, highest=highest)
+        except KafkaError as error:
+            future = asyncio.get_running_loop().create_future()
+            future.set_exception(error)
+        self._in_flight[node_id] = self._in_flight.get(node_id, 0) + 1
+        names = {ids[name]: name for name in ids}
+        future.add_done_callback(partial(self._answered, node_id, picked, names))
+
+    # -- answers ----------------------------------------------------------------------------------------------------
+
+    def _answered(
+        self,
+        node_id: int,
+        sent: list[tuple[PartitionQueue, Batch]],
+        names: dict[bytes, str],
+        future: "asyncio.Future[Message | None]",
+    ) -> None:
+        self._in_flight[node_id] -= 1
+        now_s = asyncio.get_running_loop().time()
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            failure = error if isinstance(error, KafkaError) else ClientError(f"cannot send: {error!r}")
+            for queue, batch in sent:
+                self._failed(queue, batch, failure, now_s)
+            self._want_metadata()
+        elif (reply := future.result()) is None:
+            for queue, batch in sent:
+                self._succeeded(queue, batch, NO_OFFSET, -1)
+        else:
+            if reply.throttle_time_ms > 0:
+                self._muted_until_s[node_id] = now_s + reply.throttle_time_ms / 1000
+            self._settle(sent, names, reply, now_s)
+        self.wake()
+
+    def _settle(
+        self, sent: list[tuple[PartitionQueue, Batch]], names: dict[bytes, str], reply: Message, now_s: float
+    ) -> None:
+        results: dict[tuple[str, int], Message] = {}
+        for topic in reply.responses:
+            name = topic.name or names.get(bytes(topic.topic_id), "")
+            for result in topic.partition_responses:
+                results[name, result.index] = result
+        for queue, batch in sent:
+            answer = results.get(batch.partition)
+            if answer is None:
+                missing = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the answer says nothing about {batch.partition}")
+                self._failed(queue, batch, missing, now_s)
+                continue
+            code = error_code(answer.error_code)
+            if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+                offset = answer.base_offset if code is ErrorCode.NONE else NO_OFFSET
+                self._succeeded(queue, batch, offset, answer.log_append_time_ms)
+                continue
+            leader = answer.current_leader
+            learned = self._cluster.learn_leader(
+                batch.partition, leader.leader_id, leader.leader_epoch, reply.node_endpoints or []
+            )
+            error = KafkaError(code, f"{batch.partition}: {answer.error_message or code.name}")
+            self._failed(queue, batch, error, now_s)
+            if error.retriable and not learned:
+                self._want_metadata()
+
+    def _succeeded(self, queue: PartitionQueue, batch: Batch, offset: int, log_append_time_ms: int) -> None:
+        if not batch.done:  # it may have been given up for its deadline while the answer was on its way
+            batch.succeed(offset, log_append_time_ms)
+        self._accumulator.finish(queue, batch)
+
+    def _failed(self, queue: PartitionQueue, batch: Batch, error: KafkaError, now_s: float) -> None:
+        """One attempt failed: split, try again, or give up."""
+        queue.in_flight.remove(batch)
+        batch.last_error = error
+        if batch.done:
+            # Given up while in flight, and nobody knows whether it was written.
+            queue.needs_new_epoch = batch.sequence != NO_SEQUENCE
+            self._accumulator.finish(queue, batch)
+            return
+        if error.code is ErrorCode.MESSAGE_TOO_LARGE and len(batch.records) > 1:
+            self._accumulator.split(queue, batch)
+            return
+        lost_track = self._config.enable_idempotence and error.code in _LOST_TRACK
+        if lost_track and batch.producer == queue.producer and queue.first_unanswered(batch):
+            _log.info("new producer epoch", extra={"fields": {"partition": str(batch.partition), "code": error.code.name}})
+            queue.needs_new_epoch = True
+        if not (error.retriable or lost_track) or batch.attempts > self._config.retries:
+            self._give_up(queue, batch, error)
+            return
+        batch.retry_at_s = now_s + self._cluster.backoff.wait_ms(batch.attempts) / 1000
+        queue.put_back(batch)
+
+    def _give_up(self, queue: PartitionQueue, batch: Batch, error: KafkaError) -> None:
+        if batch.sequence != NO_SEQUENCE:
+            queue.needs_new_epoch = True
+        if not batch.done:
+            batch.fail(error)
+        self._accumulator.finish(queue, batch)
+
+    def _expire(self, now_s: float) -> float:
+        """Give up what is past its deadline; returns the next deadline."""
+        next_s = NEVER_S
+        for queue in list(self._accumulator.active.values()):
+            while queue.waiting and queue.waiting[0].deadline_s <= now_s:
+                batch = queue.waiting[0]
+                self._give_up(queue, batch, self._too_late(batch))
+            for batch in queue.in_flight:
+                if batch.done:
+                    continue
+                if batch.deadline_s <= now_s:
+                    batch.fail(self._too_late(batch))  # its bytes are held until the request ends
+                else:
+                    next_s = min(next_s, batch.deadline_s)
+            if queue.waiting:
+                next_s = min(next_s, queue.waiting[0].deadline_s)
+        return next_s
+
+    def _too_late(self, batch: Batch) -> DeliveryTimedOut:
+        reason = batch.last_error or self._cluster.last_error
+        because = f"; the last error: {reason}" if reason is not None else ""
+        return DeliveryTimedOut(
+            f"a record for {batch.partition} was not acknowledged within {self._config.delivery_timeout_ms} ms{because}",
+            "the cluster may be down or overloaded; delivery.timeout.ms sets how long to try",
+        )
+
+    # -- what sending needs -----------------------------------------------------------------------------------------
+
+    def _next_epoch(self, queue: PartitionQueue) -> None:
+        """Let a partition go on from sequence 0 under an identity that the broker has not seen there."""
+        if self._config.enable_idempotence and queue.producer == self._producer:
+            spent = self._producer.epoch >= EPOCH_MAX
+            bumped = ProducerId(self._producer.producer_id, self._producer.epoch + 1)
+            self._producer = NO_PRODUCER if spent else bumped
+        if self._producer == NO_PRODUCER:
+            self._spawn("init producer id", self._init_producer_id)
+        queue.adopt(self._producer)
+
+    async def _init_producer_id(self) -> None:
+        failures = 0
+        while self._accumulator.active:
+            try:
+                connection = await self._cluster.any_connection()
+                body = {"transactional_id": None, "transaction_timeout_ms": 2**31 - 1}
+                reply = await connection.request(Api.INIT_PRODUCER_ID, body)
+                if reply.error_code == 0:
+                    self._producer = ProducerId(reply.producer_id, reply.producer_epoch)
+                    return
+                code = error_code(reply.error_code)
+                raise KafkaError(code, f"the broker gives no producer id: {code.name}")
+            except KafkaError as error:
+                if not error.retriable:
+                    for batch in list(self._accumulator):
+                        self._give_up(self._accumulator.active[batch.partition], batch, error)
+                    return
+                self._cluster.last_error = error
+            failures += 1
+            await asyncio.sleep(self._cluster.backoff.wait_ms(failures) / 1000)
+
+    async def _connect(self, node_id: int) -> None:
+        try:
+            await self._cluster.connection(node_id)
+        except KafkaError:
+            self._want_metadata()
+
+    def _want_metadata(self) -> None:
+        self._spawn("metadata", self._refresh_metadata)
+
+    async def _refresh_metadata(self) -> None:
+        """Refresh once, then hold back for a moment: whoever still lacks something asks again."""
+        try:
+            await self._cluster.refresh(create=True)
+            self._metadata_failures = 0
+        except KafkaError:
+            self._metadata_failures += 1
+        self.wake()
+        await asyncio.sleep(self._cluster.backoff.wait_ms(max(1, self._metadata_failures)) / 1000)
