@@ -29,7 +29,7 @@ bench: setup  ## Measure; with HEADRACE_PEERS=<dir of a Kafka launcher> side by 
 	@$(PY) -m benchmarks
 
 docs: setup  ## Write the pages that are derived from the code
-	@$(PY) scripts/write_docs.py
+	@$(PY) -m scripts.write_docs
 
 pins:  ## Write requirements/*.txt anew from pyproject.toml (wants uv)
 	@scripts/pin
