@@ -88,7 +88,7 @@ class Producer:
         if partition is None:
             partition = self._partitioner(info, key, size_bytes)
         if partition not in info.partitions:
-            raise await self._no_partition(topic, partition)
+            await self._require_partition(topic, partition)
         now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
         now_s = asyncio.get_running_loop().time()
         where = TopicPartition(topic, partition)
@@ -180,15 +180,15 @@ class Producer:
                 raise _unknown_topic(topic) from None
             raise
 
-    async def _no_partition(self, topic: str, partition: int) -> ClientError:
-        """The error for a partition that the topic does not have, unless fresh metadata would show it."""
-        info = await self._topic(topic, self.config.max_block_ms)
-        count = len(info.partitions)
-        return ClientError(
-            f"topic {topic!r} has {count} partitions, so there is no partition {partition}",
-            f"use 0 to {count - 1}" if count else "",
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        )
+    async def _require_partition(self, topic: str, partition: int) -> None:
+        """Look at fresh metadata, which may have a partition that is new; raise when it has not."""
+        count = len((await self._topic(topic, self.config.max_block_ms)).partitions)
+        if not 0 <= partition < count:
+            raise ClientError(
+                f"topic {topic!r} has {count} partitions, so there is no partition {partition}",
+                f"use 0 to {count - 1}",
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            )
 
 
 def _unknown_topic(topic: str) -> ClientError:

@@ -1,0 +1,127 @@
+"""What a fetch brought for one partition, turned into records as they are asked for.
+
+Owns decoding. Invariants: records below the position asked for are skipped (a fetch begins with the whole batch that holds
+it); control batches and, when only committed records are wanted, those of aborted transactions are never handed out; the
+position moves past everything that was read, handed out or not. Pure. Called by `fetcher`.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.client.topics import TopicPartition
+from headrace.records.batch import HEADER_SIZE, BatchHeader, parse_header
+from headrace.records.builder import iter_batches, iter_records
+
+CONTROL_ABORT = 0
+
+
+class ConsumerRecord(NamedTuple):
+    """One record as it was read."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    leader_epoch: int
+
+
+def end_of(data: memoryview, start: int) -> int:
+    """The offset after the last whole batch in `data`, which begins at or before `start`."""
+    pos, end = 0, start
+    while len(data) - pos >= HEADER_SIZE:
+        header = parse_header(data, pos)
+        if header.size > len(data) - pos:
+            break
+        end = max(end, header.next_offset)
+        pos += header.size
+    return end
+
+
+class Chunk:
+    """The bytes that one fetch brought for one partition."""
+
+    def __init__(
+        self,
+        partition: TopicPartition,
+        data: memoryview,
+        start: int,
+        aborted: Sequence[tuple[int, int]] | None,
+        *,
+        check_crcs: bool,
+    ) -> None:
+        self.partition = partition
+        self.size_bytes = len(data)
+        self.next_offset = start
+        self.end_offset = end_of(data, start)
+        self._data = data
+        self._check_crcs = check_crcs
+        self._aborted = None if aborted is None else sorted((first, producer) for producer, first in aborted)
+        self._aborting: set[int] = set()
+        self._records: Iterator[list[ConsumerRecord]] = self._batches()
+        self._left: list[ConsumerRecord] = []
+        self._taken = 0
+
+    def take(self, count_max: int) -> list[ConsumerRecord]:
+        """The next records, at most so many; an empty list when there are no more."""
+        while self._taken == len(self._left):
+            self._taken = 0
+            self._left = next(self._records, [])
+            if not self._left:
+                self.next_offset = max(self.next_offset, self.end_offset)
+                return []
+        out = self._left[self._taken : self._taken + count_max]
+        self._taken += len(out)
+        self.next_offset = out[-1].offset + 1
+        return out
+
+    def _batches(self) -> Iterator[list[ConsumerRecord]]:
+        """The records of each batch that has any to hand out."""
+        for header, view in iter_batches(self._data, check_crc=self._check_crcs):
+            if header.last_offset < self.next_offset:
+                continue
+            if header.is_control:
+                self._note_marker(header, view)
+                continue
+            if self._is_aborted(header):
+                continue
+            records = self._decode(header, view)
+            if records:
+                yield records
+
+    def _decode(self, header: BatchHeader, view: memoryview) -> list[ConsumerRecord]:
+        topic, number = self.partition
+        epoch, position = header.partition_leader_epoch, self.next_offset
+        try:
+            return [
+                ConsumerRecord(topic, number, offset, timestamp, key, value, headers, epoch)
+                for offset, timestamp, key, value, headers in iter_records(view)
+                if offset >= position
+            ]
+        except KafkaError as error:
+            raise KafkaError(error.code, f"{self.partition} at offset {header.base_offset}: {error.message}") from error
+
+    # -- aborted transactions ---------------------------------------------------------------------------------------
+
+    def _is_aborted(self, header: BatchHeader) -> bool:
+        if self._aborted is None or not header.is_transactional:
+            return False
+        while self._aborted and self._aborted[0][0] <= header.last_offset:
+            _, producer_id = heapq.heappop(self._aborted)
+            self._aborting.add(producer_id)
+        return header.producer_id in self._aborting
+
+    def _note_marker(self, header: BatchHeader, view: memoryview) -> None:
+        """An abort marker ends what its producer had open; later batches of it are another transaction's."""
+        if self._aborted is None:
+            return
+        for record in iter_records(view):
+            key = record.key
+            if key is None or len(key) < 4:
+                raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{self.partition}: a control record without its type")
+            if int.from_bytes(key[2:4], "big", signed=True) == CONTROL_ABORT:
+                self._aborting.discard(header.producer_id)
