@@ -1,12 +1,13 @@
 """Writes src/headrace/wire/schemas.txt from kio's message classes: one merged description of each Kafka message.
 
-kio has one class for each version of each message. Here the versions of a message become one tree of fields, each with
-the versions that have it, so that a handler sees one message whatever the version. Run it after upgrading kio:
+kio has one class for each version of each message. Here the versions of a message become one tree of fields, each
+with the versions that have it, so that a handler sees one message whatever the version. Run it after upgrading kio:
 
     .venv/bin/python tools/generate_schemas.py
 
-A line of the output is `name type first-last [?first-last] [#tag] [=default]`, indented by depth: `[]` is an array of the
-struct below it, `{}` that struct itself, `[]int32` an array of a primitive; `?` the versions in which null is allowed.
+A line of the output is `name type first-last [?first-last] [#tag] [=default]`, indented by depth: `[]` is an array of
+the struct below it, `{}` that struct itself, `[]int32` an array of a primitive; `?` the versions in which null is
+allowed.
 """
 
 import importlib
@@ -68,7 +69,9 @@ def describe(cls: type, version: int) -> list[Node]:
         else:
             spelled = ("[]" if array else "") + INTEGERS.get(primitive, primitive)
         if spelled == "uuid" or primitive in INTEGERS:
-            nullable = False  # kio reads the zero id and the time -1 as None; on the wire they are what they are
+            nullable = (
+                False  # kio reads the zero id and the time -1 as None; on the wire they are what they are
+            )
         nodes.append(
             Node(
                 name,

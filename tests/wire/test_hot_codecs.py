@@ -33,7 +33,7 @@ def test_a_produce_request_is_read_as_the_schema_says(version, transactional_id)
     assert (request.transactional_id, request.acks, request.timeout_ms) == (transactional_id, -1, 1500)
     first, second = request.topics
     assert (first.name, first.topic_id) == (("", ID) if version >= 13 else ("orders", b""))
-    assert [(p.index, bytes(p.records)) for p in first.partitions] == [(0, b"abc"), (7, b"")]
+    assert [(p.partition, bytes(p.records)) for p in first.partitions] == [(0, b"abc"), (7, b"")]
     assert second.partitions == []
     for cut in range(len(raw)):
         with pytest.raises(Malformed):
@@ -116,7 +116,7 @@ def test_a_fetch_request_is_read_as_the_schema_says(version):
     (topic,) = request.topics
     assert (topic.name, topic.topic_id) == (("", ID) if version >= 13 else ("orders", b""))
     (part,) = topic.partitions
-    assert (part.index, part.offset, part.max_bytes) == (3, 1234, 4096)
+    assert (part.partition, part.offset, part.max_bytes) == (3, 1234, 4096)
     assert part.leader_epoch == (6 if version >= 9 else -1)
     assert part.last_fetched_epoch == (5 if version >= 12 else -1)
     assert part.log_start_offset == (9 if version >= 5 else -1)
@@ -181,4 +181,7 @@ def test_a_fetch_reply_is_written_as_the_schema_says_around_its_ranges(version):
         "node_endpoints": [{"node_id": 2, "host": "h", "port": 1, "rack": "r"}],
     }
     assert written == encode_response(Api.FETCH, version, body)
-    assert decode_response(Api.FETCH, version, memoryview(written)).responses[0].partitions[0].high_watermark == 10
+    assert (
+        decode_response(Api.FETCH, version, memoryview(written)).responses[0].partitions[0].high_watermark
+        == 10
+    )

@@ -102,7 +102,7 @@ def contains(whole: object, part: object) -> bool:
     return whole == part
 
 
-@pytest.mark.parametrize("key, name, version, side", CASES, ids=lambda v: str(v))
+@pytest.mark.parametrize("key, name, version, side", CASES, ids=str)
 def test_every_message_is_encoded_and_decoded_as_kio_does(key, name, version, side):
     theirs, body = sample(kio_class(name, version, side), 0, 0)
     buffer = io.BytesIO()
@@ -113,7 +113,7 @@ def test_every_message_is_encoded_and_decoded_as_kio_does(key, name, version, si
     assert contains(plain(decode(key, version, memoryview(buffer.getvalue()))), body)
 
 
-@pytest.mark.parametrize("key, name, version, side", CASES, ids=lambda v: str(v))
+@pytest.mark.parametrize("key, name, version, side", CASES, ids=str)
 def test_an_empty_body_is_encoded_from_the_defaults_and_kio_reads_it(key, name, version, side):
     encode = encode_request if side == "request" else encode_response
     raw = encode(key, version, {})
@@ -132,7 +132,7 @@ def test_an_array_that_claims_more_than_the_frame_holds_is_refused_before_it_is_
 @given(st.sampled_from([c for c in CASES if c[3] == "request"]), st.data())
 def test_broken_requests_are_malformed_and_nothing_worse(case, data):
     key, name, version, _ = case
-    theirs, body = sample(kio_class(name, version, "request"), 0, 0)
+    _theirs, body = sample(kio_class(name, version, "request"), 0, 0)
     raw = bytearray(encode_request(key, version, body))
     for _ in range(data.draw(st.integers(1, 4))):
         if raw:

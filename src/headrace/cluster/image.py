@@ -1,8 +1,8 @@
 """What the cluster knows at one offset of the metadata log: an immutable image, and the step to the next one.
 
-Invariant: `apply(image, records)` depends on nothing but its arguments, so every broker that reads the log has the same
-image at the same offset. Images share what did not change: a new image costs a copy of the outer maps only. Handlers read
-images; nobody changes one.
+Invariant: `apply(image, records)` depends on nothing but its arguments, so every broker that reads the log has the
+same image at the same offset. Images share what did not change: a new image costs a copy of the outer maps only.
+Handlers read images; nobody changes one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -181,9 +181,7 @@ class _Step:
 
 def records_of(image: ClusterImage) -> list[MetadataRecord]:
     """Records that make this image out of nothing: a snapshot."""
-    records: list[MetadataRecord] = []
-    for broker in image.brokers.values():
-        records.append(BrokerRecord(broker.id, broker.host, broker.port, broker.rack, broker.epoch))
+    records: list[MetadataRecord] = [BrokerRecord(*broker) for broker in image.brokers.values()]
     for topic in image.topics.values():
         records.append(TopicRecord(topic.name, topic.id))
         records += [PartitionRecord(topic.id, index, *p) for index, p in enumerate(topic.partitions)]

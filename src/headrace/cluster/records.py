@@ -1,7 +1,7 @@
 """The records of the metadata log. What the cluster knows is what these records, applied in order, say.
 
-Each kind is a small struct, encoded as msgpack with its tag; a field added later needs a default, so that old logs are
-read by new brokers. `image.apply` is the only reader of their meaning.
+Each kind is a small struct, encoded as msgpack with its tag; a field added later needs a default, so that old logs
+are read by new brokers. `image.apply` is the only reader of their meaning.
 """
 
 from typing import TypeAlias

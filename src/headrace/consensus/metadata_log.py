@@ -1,9 +1,9 @@
 """The metadata log of a cluster of one: entries are committed when they are on this broker's disk.
 
-Owns the log in the directory `__cluster_metadata-0`, an ordinary partition log whose records are opaque here. Invariant:
-`done` of an append is called only after its entries, and all before them, are durable; entries are handed back by `replay`
-in the order they were appended. This is the seam that replication of the metadata log replaces: the callers know only
-"append, and be told when it is committed". Called by the server's metadata store.
+Owns the log in the directory `__cluster_metadata-0`, an ordinary partition log whose records are opaque here.
+Invariant: `done` of an append is called only after its entries, and all before them, are durable; entries are handed
+back by `replay` in the order they were appended. This is the seam that replication of the metadata log replaces: the
+callers know only "append, and be told when it is committed". Called by the server's metadata store.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -48,8 +48,12 @@ class MetadataLog:
     def append(self, entries: Sequence[bytes], now_ms: int, done: Done) -> None:
         """Append entries; `done` is called with None once they are committed, or with why they are not."""
         for start in range(0, len(entries), BATCH_ENTRIES_MAX):
-            batch = build_batch([(now_ms, None, entry, ()) for entry in entries[start : start + BATCH_ENTRIES_MAX]])
-            self._log.append(bytearray(batch), leader_epoch=LEADER_EPOCH, now_ms=now_ms, origin=Origin.COORDINATOR)
+            batch = build_batch(
+                [(now_ms, None, entry, ()) for entry in entries[start : start + BATCH_ENTRIES_MAX]]
+            )
+            self._log.append(
+                bytearray(batch), leader_epoch=LEADER_EPOCH, now_ms=now_ms, origin=Origin.COORDINATOR
+            )
         self._flusher.request(self._log, lambda error: done(None if error is None else _refused(error)))
 
 

@@ -1,11 +1,12 @@
 """A partition as its leader sees it: what may be read, and who waits for what.
 
-Owns the high watermark and two kinds of waiters: producers that wait until an offset is safe, and readers that wait until
-there is more to read. Invariants: the high watermark never goes back; a record below it is on every replica that counts
-and, when the topic asks for a flush before acknowledgement, on disk; a producer is told of success only after the records
-it waits for are below the high watermark (acks=all) and flushed where the flush was due.
+Owns the high watermark and two kinds of waiters: producers that wait until an offset is safe, and readers that wait
+until there is more to read. Invariants: the high watermark never goes back; a record below it is on every replica
+that counts and, when the topic asks for a flush before acknowledgement, on disk; a producer is told of success only
+after the records it waits for are below the high watermark (acks=all) and flushed where the flush was due.
 
-Called by the Produce, Fetch and ListOffsets handlers and by the flusher's completions, all on the one loop that owns it.
+Called by the Produce, Fetch and ListOffsets handlers and by the flusher's completions, all on the one loop that owns
+it.
 """
 
 from collections import deque
@@ -25,7 +26,17 @@ FLUSH_EVERY_BATCH = 1  # flush.messages at which nothing unflushed may be read
 class Partition:
     """One partition led by this broker."""
 
-    __slots__ = ("_acks", "_flushes", "_readers", "high_watermark", "index", "leader_epoch", "log", "topic", "topic_id")
+    __slots__ = (
+        "_acks",
+        "_flushes",
+        "_readers",
+        "high_watermark",
+        "index",
+        "leader_epoch",
+        "log",
+        "topic",
+        "topic_id",
+    )
 
     def __init__(self, topic: str, topic_id: bytes, index: int, leader_epoch: int, log: PartitionLog) -> None:
         self.topic = topic
@@ -43,8 +54,12 @@ class Partition:
         if epoch == -1 or epoch == self.leader_epoch:
             return
         if epoch < self.leader_epoch:
-            raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH, f"the leader epoch is {self.leader_epoch}, not {epoch}")
-        raise KafkaError(ErrorCode.UNKNOWN_LEADER_EPOCH, f"the leader epoch is {self.leader_epoch}, not yet {epoch}")
+            raise KafkaError(
+                ErrorCode.FENCED_LEADER_EPOCH, f"the leader epoch is {self.leader_epoch}, not {epoch}"
+            )
+        raise KafkaError(
+            ErrorCode.UNKNOWN_LEADER_EPOCH, f"the leader epoch is {self.leader_epoch}, not yet {epoch}"
+        )
 
     def append(self, records: memoryview, now_ms: int) -> Appended:
         """Append what a producer sent. The caller then waits with `when_safe` or not, by its acks."""
@@ -135,14 +150,15 @@ def _release(waiters: deque[tuple[int, Done]], reached: int) -> None:
 
 
 def _after_both(done: Done) -> Done:
-    """A callback that passes on the second of two successes, or the first failure."""
-    first = True
+    """A callback for two waits: passes on the second success or the first failure, once."""
+    left = 2
 
     def either(error: ErrorCode) -> None:
-        nonlocal first
-        if error is ErrorCode.NONE and first:
-            first = False
+        nonlocal left
+        if left == 0:
             return
-        done(error)
+        left = 0 if error is not ErrorCode.NONE else left - 1
+        if left == 0:
+            done(error)
 
     return either

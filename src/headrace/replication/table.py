@@ -1,8 +1,8 @@
 """The partitions this broker holds, kept in step with the cluster's image.
 
-Owns the map from topic and index to `Partition`. Invariant: it holds exactly the partitions that the image assigns to this
-broker and whose logs could be opened; those that could not are remembered with their error, so that a client is told why.
-Called by the broker on every new image and by every handler that touches a partition.
+Owns the map from topic and index to `Partition`. Invariant: it holds exactly the partitions that the image assigns to
+this broker and whose logs could be opened; those that could not are remembered with their error, so that a client is
+told why. Called by the broker on every new image and by every handler that touches a partition.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +39,9 @@ class PartitionTable:
         try:
             partition = self._topics[topic][index]
         except KeyError:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "this broker does not host the partition") from None
+            raise KafkaError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "this broker does not host the partition"
+            ) from None
         if isinstance(partition, KafkaError):
             raise partition
         return partition
@@ -80,7 +82,9 @@ class PartitionTable:
                 "partition cannot be opened",
                 extra={"fields": {"topic": topic.name, "partition": index, "why": str(error)}},
             )
-            return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of this partition cannot be opened: {error}")
+            return KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"the log of this partition cannot be opened: {error}"
+            )
         return Partition(topic.name, topic.id, index, leader_epoch, log)
 
     def _drop(self, name: str) -> None:

@@ -1,6 +1,7 @@
 """Who asks, and whether they may. Every handler asks one authorizer, by Kafka's operations and resource types.
 
-Until rules can be set, everybody may do everything; the question is asked all the same, so that rules need no new calls.
+Until rules can be set, everybody may do everything; the question is asked all the same, so that rules need no new
+calls.
 """
 
 from enum import IntEnum

@@ -1,8 +1,8 @@
 """One broker: its state, and what handlers may ask of it.
 
-Owns the cluster's image as this broker knows it, the partitions it holds, fetch sessions, producer ids and the periodic
-work. Invariant: all of it is touched only on the one event loop; what must not block the loop (fdatasync) is given to the
-flusher and comes back to the loop. Handlers call it; `main` puts it together and starts it.
+Owns the cluster's image as this broker knows it, the partitions it holds, fetch sessions, producer ids and the
+periodic work. Invariant: all of it is touched only on the one event loop; what must not block the loop (fdatasync) is
+given to the flusher and comes back to the loop. Handlers call it; `main` puts it together and starts it.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """Incremental fetch sessions (KIP-227): what a client follows is kept here, so that it need not say it each time.
 
-Pure: ids and the time are given. A session is a list of partitions with what was last sent of each; a reply holds only
-those with records, an error or changed offsets. Partitions that were served go to the end of the list, so that a small
-`max_bytes` cannot starve the others. At most `slots` sessions are kept: a new one takes the place of one that has not been
-used for EVICTION_MS, of nobody else's.
+Pure: ids and the time are given. A session is a list of partitions with what was last sent of each; a reply holds
+only those with records, an error or changed offsets. Partitions that were served go to the end of the list, so that a
+small `max_bytes` cannot starve the others. At most `slots` sessions are kept: a new one takes the place of one that
+has not been used for EVICTION_MS, of nobody else's.
 """
 
 from collections import OrderedDict
@@ -50,7 +50,7 @@ class FetchSession:
         """Take up what the request adds, changes and forgets."""
         for topic in request.topics:
             for partition in topic.partitions:
-                self.partitions[(topic.name, topic.topic_id, partition.index)] = partition
+                self.partitions[(topic.name, topic.topic_id, partition.partition)] = partition
         for forgotten in request.forgotten:
             for index in forgotten.partitions:
                 key = (forgotten.name, forgotten.topic_id, index)
@@ -94,7 +94,7 @@ class FetchSessions:
         return iter(self._sessions.values())
 
     def open(self, request: FetchRequest, uses_ids: bool, now_ms: float) -> FetchSession | None:
-        """The session a request belongs to: a new one, the one it names, or None for a fetch without. Raises KafkaError."""
+        """The session of a request: a new one, the one it names, or None for a fetch without. Raises KafkaError."""
         if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             self._sessions.pop(request.session_id, None)
             if request.session_epoch == FINAL_EPOCH:

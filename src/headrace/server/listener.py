@@ -1,7 +1,8 @@
-"""The edge to the network: sockets on the event loop. Nothing above this module sees a socket, nothing in it a message.
+"""The edge to the network: sockets on the event loop. Nothing above this module sees a socket, nothing in it a
+message.
 
-Sockets are read with `recv_into` straight into the session's memory and written with `sendmsg` and `sendfile`, without a
-transport object in between: a transport cannot send file ranges under uvloop and copies what it receives.
+Sockets are read with `recv_into` straight into the session's memory and written with `sendmsg` and `sendfile`,
+without a transport object in between: a transport cannot send file ranges under uvloop and copies what it receives.
 
 A file range goes out by `sendfile` when it is large; a small one is read and joined to its neighbours, because one
 `sendmsg` of everything costs less than two system calls. SENDFILE_MIN_BYTES is where the two cross on Linux loopback.
@@ -49,7 +50,9 @@ class Connection:
 
     __slots__ = ("_listener", "_loop", "_out", "_sock", "_writing", "active_ms", "fd", "host", "session")
 
-    def __init__(self, listener: "Listener", loop: asyncio.AbstractEventLoop, sock: socket.socket, host: str) -> None:
+    def __init__(
+        self, listener: "Listener", loop: asyncio.AbstractEventLoop, sock: socket.socket, host: str
+    ) -> None:
         self._listener = listener
         self._loop = loop
         self._sock: socket.socket | None = sock
@@ -132,7 +135,8 @@ class Connection:
 
     def _send_gathered(self, sock: socket.socket) -> int:
         """Send the small parts at the head of the queue with one system call."""
-        out, buffers, size = self._out, [], 0
+        out, size = self._out, 0
+        buffers: list[bytes | bytearray | memoryview] = []
         flags = 0
         for part in out:
             if isinstance(part, FileRange):
@@ -284,7 +288,9 @@ class Listener:
 
     def _schedule_sweep(self) -> None:
         if self._limits.idle_ms_max > 0:
-            self._sweep = self._loop.call_later(self._limits.idle_ms_max / 1000 / IDLE_SWEEPS, self._close_idle)
+            self._sweep = self._loop.call_later(
+                self._limits.idle_ms_max / 1000 / IDLE_SWEEPS, self._close_idle
+            )
 
     def _close_idle(self) -> None:
         oldest = self.clock.monotonic_ms() - self._limits.idle_ms_max

@@ -1,9 +1,9 @@
 """The broker process: puts the parts together, serves until it is told to stop, stops cleanly.
 
 The order of things is the point. The port is taken first, so that a second broker fails before it touches data; the
-directory is locked and its logs recovered; the metadata log is read and partitions taken up; only then are connections
-accepted and `ready HOST:PORT` printed. On SIGTERM or SIGINT: no new connections, what is acknowledged is flushed, logs are
-closed clean. A second signal does not hurry it: a clean stop is what makes the next start fast.
+directory is locked and its logs recovered; the metadata log is read and partitions taken up; only then are
+connections accepted and `ready HOST:PORT` printed. On SIGTERM or SIGINT: no new connections, what is acknowledged is
+flushed, logs are closed clean. A second signal does not hurry it: a clean stop is what makes the next start fast.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import errno
 import gc
 import os
 import signal
+import socket
 import sys
 from dataclasses import dataclass, field
 
@@ -43,6 +44,7 @@ HANDLERS: dict[Api, Handler] = {
     **configs.HANDLERS,
     **offsets.HANDLERS,
 }
+WILDCARDS = ("", "0.0.0.0", "::")
 DIRECT: dict[Api, DirectHandler] = {Api.PRODUCE: handle_produce, Api.FETCH: handle_fetch}
 
 logger = get_logger(__name__)
@@ -163,12 +165,18 @@ class Process:
                 raise CannotServe(
                     f"port {port} on {host} is in use; stop what listens there or choose another with --port"
                 ) from None
-            raise CannotServe(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port") from None
+            raise CannotServe(
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port"
+            ) from None
 
     def _open_logs(self, flusher: Flusher[PartitionLog]) -> LogManager:
         fs: FileSystem
         try:
-            fs = MemoryFileSystem() if self._options.data_dir is None else DiskFileSystem(self._options.data_dir)
+            fs = (
+                MemoryFileSystem()
+                if self._options.data_dir is None
+                else DiskFileSystem(self._options.data_dir)
+            )
             return LogManager(fs, self._config, self._clock, flusher)
         except DirectoryLocked as error:
             raise CannotServe(str(error)) from None
@@ -202,11 +210,16 @@ def _limits(config: BrokerConfig) -> Limits:
 
 
 def _advertised(config: BrokerConfig, host: str, port: int) -> tuple[str, int]:
-    """Where clients are told to connect: `advertised.listeners` if set, else where the broker listens."""
+    """Where clients are told to connect: `advertised.listeners` if set, else where the broker listens.
+
+    A broker that listens on every address tells its host's name: no client can connect to "every address".
+    """
     if not config.advertised_listeners:
-        return ("127.0.0.1" if host in ("", "0.0.0.0") else "::1" if host == "::" else host), port
+        return (socket.gethostname() if host in WILDCARDS else host), port
     address = config.advertised_listeners[0].rpartition("://")[2]
     name, _, number = address.rpartition(":")
     if not number.isdigit():
-        raise CannotServe(f"advertised.listeners {config.advertised_listeners[0]!r} should read PLAINTEXT://host:port")
+        raise CannotServe(
+            f"advertised.listeners {config.advertised_listeners[0]!r} should read PLAINTEXT://host:port"
+        )
     return name.strip("[]"), int(number)

@@ -1,9 +1,9 @@
 """The cluster's metadata on this broker: two images over one log.
 
-`pending` has every record that was appended, `image` every record that is committed. Invariants: decisions are made on
-`pending`, in the same turn of the loop in which their records are appended, so that two of them never contradict each other;
-clients see `image` only, so nothing that a crash could still undo is ever shown. `on_change` is called with the old and the
-new image after each commit, before those who wait for it go on.
+`pending` has every record that was appended, `image` every record that is committed. Invariants: decisions are made
+on `pending`, in the same turn of the loop in which their records are appended, so that two of them never contradict
+each other; clients see `image` only, so nothing that a crash could still undo is ever shown. `on_change` is called
+with the old and the new image after each commit, before those who wait for it go on.
 """
 
 import asyncio

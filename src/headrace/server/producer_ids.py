@@ -1,7 +1,7 @@
 """Producer ids: a fresh one for each who asks, none twice, also over restarts.
 
-Ids are taken from blocks; a block is reserved by a metadata record before the first id of it is given, so a crash wastes
-the rest of a block and repeats nothing. Invariant: every id given is below the committed `next_producer_id`.
+Ids are taken from blocks; a block is reserved by a metadata record before the first id of it is given, so a crash
+wastes the rest of a block and repeats nothing. Invariant: every id given is below the committed `next_producer_id`.
 """
 
 import asyncio

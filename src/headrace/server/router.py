@@ -1,11 +1,11 @@
 """From a request to the handler of its API, and from what that returns to a reply.
 
-Two kinds of handler. A *direct* one (Produce, Fetch) takes the frame as it is and answers the exchange itself, at once or
-later. The others take a decoded `Message` and return the reply's body, or an awaitable of it; their message is decoded from
-a copy, because the frame's memory is used again as soon as the router returns.
+Two kinds of handler. A *direct* one (Produce, Fetch) takes the frame as it is and answers the exchange itself, at
+once or later. The others take a decoded `Message` and return the reply's body, or an awaitable of it; their message
+is decoded from a copy, because the frame's memory is used again as soon as the router returns.
 
-Requests that cannot be served: an unknown version of ApiVersions is answered with UNSUPPORTED_VERSION in a body of version
-0; any other unknown API or version closes the connection, as Kafka does.
+Requests that cannot be served: an unknown version of ApiVersions is answered with UNSUPPORTED_VERSION in a body of
+version 0; any other unknown API or version closes the connection, as Kafka does.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -103,8 +103,11 @@ class Router:
     def _crash(self, exchange: Exchange) -> None:
         """A handler raised what it should not: log all of it, tell the client, serve on."""
         context = exchange.context
-        logger.exception(
+        logger.error(
             "request failed",
             extra={"fields": {"api": context.api, "version": context.version, "request": context.tag()}},
         )
-        self._fail(exchange, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed on this request; see its log"))
+        self._fail(
+            exchange,
+            KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed on this request; see its log"),
+        )

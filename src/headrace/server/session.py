@@ -1,12 +1,12 @@
 """One connection's protocol, without its socket: frames in, replies out in the order their requests came.
 
-Theory of operation. The listener hands over received bytes; each whole frame becomes an `Exchange`, queued and given to the
-router at once, so requests of one connection take effect in order. An exchange may be answered at once or later (a fetch
-that waits for data, a produce that waits for a flush); its reply leaves when it and all before it are answered. Replies
-that become ready while a chunk of input is being worked off leave together, in one send.
+Theory of operation. The listener hands over received bytes; each whole frame becomes an `Exchange`, queued and given
+to the router at once, so requests of one connection take effect in order. An exchange may be answered at once or
+later (a fetch that waits for data, a produce that waits for a flush); its reply leaves when it and all before it are
+answered. Replies that become ready while a chunk of input is being worked off leave together, in one send.
 
-Back-pressure: the session stops reading while too many exchanges are open or too many bytes wait to leave, and goes on
-when they are down to half. What is already received is still served: one chunk of input bounds the excess.
+Back-pressure: the session stops reading while too many exchanges are open or too many bytes wait to leave, and goes
+on when they are down to half. What is already received is still served: one chunk of input bounds the excess.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
 """The APIs of the Kafka protocol and the versions of them that Headrace speaks.
 
-`SUPPORTED` is what ApiVersions advertises. Produce is advertised from version 0, because librdkafka looks for that, but its
-versions below 3 carry message formats that Kafka 4 no longer takes: they are answered as Kafka answers them.
+`SUPPORTED` is what ApiVersions advertises. Produce is advertised from version 0, because librdkafka looks for that,
+but its versions below 3 carry message formats that Kafka 4 no longer takes: they are answered as Kafka answers them.
 """
 
 from enum import IntEnum

@@ -1,11 +1,12 @@
 """Fetch, by hand: the request read in one pass, the reply written as heads around byte ranges that are sent unread.
 
-Versions 4 to 18; 7 brings sessions, 12 is flexible, 13 names topics by id. The ranges a partition answers with are opaque
-here: the listener knows how to send them.
+Versions 4 to 18; 7 brings sessions, 12 is flexible, 13 names topics by id. The ranges a partition answers with are
+opaque here: the listener knows how to send them.
 """
 
 from collections.abc import Sequence
-from struct import Struct, error as StructError
+from struct import Struct
+from struct import error as StructError
 from typing import NamedTuple
 
 from headrace.wire.primitives import (
@@ -40,7 +41,7 @@ _ABORTED = Struct(">qq")
 class FetchPartition(NamedTuple):
     """What is wanted of one partition."""
 
-    index: int
+    partition: int
     leader_epoch: int
     offset: int
     last_fetched_epoch: int
@@ -83,7 +84,7 @@ class FetchRequest(NamedTuple):
 class FetchResult(NamedTuple):
     """The answer for one partition: its offsets, and the byte ranges of its records with their total size."""
 
-    index: int
+    partition: int
     error: int
     high_watermark: int = -1
     last_stable_offset: int = -1
@@ -177,7 +178,9 @@ def _partitions(version: int, buf: Buffer, pos: int, budget: Budget) -> tuple[li
     for _ in range(count):
         leader_epoch, last_epoch, log_start = -1, -1, -1
         if flexible:
-            index, leader_epoch, offset, last_epoch, log_start, max_bytes = _PARTITION_V12.unpack_from(buf, pos)
+            index, leader_epoch, offset, last_epoch, log_start, max_bytes = _PARTITION_V12.unpack_from(
+                buf, pos
+            )
             pos = skip_tags(buf, pos + _PARTITION_V12.size)
         elif version >= 9:
             index, leader_epoch, offset, log_start, max_bytes = _PARTITION_V9.unpack_from(buf, pos)
@@ -272,14 +275,16 @@ def _write_partition_head(out: bytearray, version: int, result: FetchResult) -> 
     flexible = version >= FLEXIBLE_FROM
     if version >= 5:
         out += _RESULT_V5.pack(
-            result.index,
+            result.partition,
             result.error,
             result.high_watermark,
             result.last_stable_offset,
             result.log_start_offset,
         )
     else:
-        out += _RESULT_V4.pack(result.index, result.error, result.high_watermark, result.last_stable_offset)
+        out += _RESULT_V4.pack(
+            result.partition, result.error, result.high_watermark, result.last_stable_offset
+        )
     if result.aborted is None:
         out += b"\x00" if flexible else b"\xff\xff\xff\xff"
     else:

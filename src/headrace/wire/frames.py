@@ -1,9 +1,11 @@
-"""Cuts a byte stream into frames: a four-byte length, then that many bytes. No socket: bytes are received into its memory.
+"""Cuts a byte stream into frames: a four-byte length, then that many bytes. No socket: bytes are received into its
+memory.
 
-The owner asks `target()` where to receive, receives there, and calls `received(n)`, which returns the frames that are now
-whole. Small frames are parsed in place in one scratch buffer that all connections of a loop share, so an idle connection
-holds no memory; a frame that is cut by the end of the scratch gets a buffer of its own and the rest of it is received
-straight into that. The memory of a frame is good until the next call of `target()`: whoever keeps bytes longer copies them.
+The owner asks `target()` where to receive, receives there, and calls `received(n)`, which returns the frames that are
+now whole. Small frames are parsed in place in one scratch buffer that all connections of a loop share, so an idle
+connection holds no memory; a frame that is cut by the end of the scratch gets a buffer of its own and the rest of it
+is received straight into that. The memory of a frame is good until the next call of `target()`: whoever keeps bytes
+longer copies them.
 
 A frame's buffer grows with what has arrived, not with what was announced, so a client that claims 100 MB and sends
 nothing costs nothing.
@@ -22,7 +24,7 @@ _LENGTH = Struct(">i")
 
 
 class BufferPool:
-    """Buffers for large frames, reused: zeroing a fresh megabyte for each produce request would cost more than its append."""
+    """Buffers for large frames, reused: zeroing a fresh megabyte for each request would cost more than its append."""
 
     __slots__ = ("_free", "_held", "_returned", "lent")
 

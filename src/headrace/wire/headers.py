@@ -1,8 +1,9 @@
 """Request and response headers.
 
-A request header is read by hand: it comes first on every request, also on those whose API or version is unknown. Versions:
-request 1 (client id) or 2 (plus tagged fields) when the API's version is flexible; response 0 or 1 likewise, except that
-the response to ApiVersions always has version 0, so that a client can read it before it knows what the broker speaks.
+A request header is read by hand: it comes first on every request, also on those whose API or version is unknown.
+Versions: request 1 (client id) or 2 (plus tagged fields) when the API's version is flexible; response 0 or 1
+likewise, except that the response to ApiVersions always has version 0, so that a client can read it before it knows
+what the broker speaks.
 """
 
 from struct import Struct

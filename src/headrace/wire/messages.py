@@ -1,14 +1,15 @@
 """Messages of every API and version, from bytes to values and back, driven by the merged schemas.
 
-A decoded `Message` has every field that any version of it has: those absent from the version on the wire hold the schema's
-default. A body to encode is a plain mapping: what the version lacks is left out, what the mapping lacks takes its default,
-and a key that no version knows is a bug and raises. Codecs are made on first use of an API and version and kept.
-Produce and Fetch, the hot paths, have codecs of their own beside this one.
+A decoded `Message` has every field that any version of it has: those absent from the version on the wire hold the
+schema's default. A body to encode is a plain mapping: what the version lacks is left out, what the mapping lacks
+takes its default, and a key that no version knows is a bug and raises. Codecs are made on first use of an API and
+version and kept. Produce and Fetch, the hot paths, have codecs of their own beside this one.
 """
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from struct import Struct, error as StructError
+from struct import Struct
+from struct import error as StructError
 from typing import Any, TypeAlias
 
 from headrace.wire.primitives import (
@@ -47,7 +48,9 @@ class Message:
     """A decoded message or a struct inside one: its fields are attributes."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"no version of this message has a field {name!r}; it has {sorted(self.__dict__)}")
+        raise AttributeError(
+            f"no version of this message has a field {name!r}; it has {sorted(self.__dict__)}"
+        )
 
     def __repr__(self) -> str:
         return f"Message({self.__dict__!r})"
@@ -174,7 +177,9 @@ def _field_reader(item: Field, version: int, flexible: bool) -> Reader:
     kind, nullable = item.type, item.nullable_in(version)
     if kind == "[]":
         element = struct_reader(item.children, version, flexible)
-        return _array_reader(item.name, element, _size_min(item.children, version, flexible), nullable, flexible)
+        return _array_reader(
+            item.name, element, _size_min(item.children, version, flexible), nullable, flexible
+        )
     if kind.startswith("[]"):
         inner = _primitive_reader(item.name, kind[2:], False, flexible)
         return _array_reader(item.name, inner, _primitive_size_min(kind[2:], flexible), nullable, flexible)
@@ -292,9 +297,7 @@ def _fallback(item: Field, version: int) -> Any:
     return item.default
 
 
-def _write_tags(
-    out: bytearray, body: Mapping[str, Any], tagged: list[tuple[int, str, Any, Writer]]
-) -> None:
+def _write_tags(out: bytearray, body: Mapping[str, Any], tagged: list[tuple[int, str, Any, Writer]]) -> None:
     present = [
         (tag, body[name], writer)
         for tag, name, default, writer in tagged

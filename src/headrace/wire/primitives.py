@@ -1,8 +1,9 @@
-"""The protocol's primitive types, read from and written to bytes. Every read is checked against the end of the buffer.
+"""The protocol's primitive types, read from and written to bytes. Every read is checked against the end of the
+buffer.
 
-A reader takes (buffer, position, budget) and returns (value, next position); a writer appends to a bytearray. The budget
-bounds how many array elements one message may hold, however small they are on the wire: a frame of a few megabytes must
-not become gigabytes of objects.
+A reader takes (buffer, position, budget) and returns (value, next position); a writer appends to a bytearray. The
+budget bounds how many array elements one message may hold, however small they are on the wire: a frame of a few
+megabytes must not become gigabytes of objects.
 """
 
 from collections.abc import Callable

@@ -1,10 +1,11 @@
 """Produce, by hand: the request is walked without copying its records, the reply written in one pass.
 
-Both are on the path of every message, where the schema-driven codec would cost more than the append itself. Versions 3 to
-13; 9 and up are flexible, 13 names topics by id.
+Both are on the path of every message, where the schema-driven codec would cost more than the append itself. Versions
+3 to 13; 9 and up are flexible, 13 names topics by id.
 """
 
-from struct import Struct, error as StructError
+from struct import Struct
+from struct import error as StructError
 from typing import NamedTuple
 
 from headrace.wire.primitives import (
@@ -31,7 +32,7 @@ _RESULT_V5 = Struct(">ihqqq")
 class ProducePartition(NamedTuple):
     """Records for one partition; a slice of the request's own memory."""
 
-    index: int
+    partition: int
     records: Buffer | None
 
 
@@ -55,7 +56,7 @@ class ProduceRequest(NamedTuple):
 class ProduceResult(NamedTuple):
     """The answer for one partition. `leader` is (id, epoch) when the client should look elsewhere."""
 
-    index: int
+    partition: int
     error: int
     base_offset: int = -1
     log_append_time_ms: int = -1
@@ -141,11 +142,11 @@ def encode_produce_reply(
             _write_text(out, topic.name, flexible)
         _write_count(out, len(results), flexible)
         for result in results:
-            index, error, base_offset, append_time_ms, log_start_offset, message, leader = result
+            partition, error, base_offset, append_time_ms, log_start_offset, message, leader = result
             if version >= 5:
-                out += _RESULT_V5.pack(index, error, base_offset, append_time_ms, log_start_offset)
+                out += _RESULT_V5.pack(partition, error, base_offset, append_time_ms, log_start_offset)
             else:
-                out += _RESULT_V3.pack(index, error, base_offset, append_time_ms)
+                out += _RESULT_V3.pack(partition, error, base_offset, append_time_ms)
             if version >= 8:
                 _write_count(out, 0, flexible)  # record errors: a batch is refused as a whole
                 _write_text(out, message, flexible)
@@ -194,4 +195,3 @@ def _write_text(out: bytearray, value: str | None, flexible: bool) -> None:
     else:
         out += _INT16.pack(-1 if value is None else len(raw))
     out += raw
-

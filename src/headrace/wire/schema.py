@@ -1,7 +1,8 @@
-"""The merged message schemas: which field is in which version of which message. Read from `schemas.txt`, on first use.
+"""The merged message schemas: which field is in which version of which message. Read from `schemas.txt`, on first
+use.
 
-`schemas.txt` is made by tools/generate_schemas.py, which also says how its lines are spelled. Only the messages that are
-asked for are turned into objects, so that a broker that serves ten APIs holds the fields of ten APIs.
+`schemas.txt` is made by tools/generate_schemas.py, which also says how its lines are spelled. Only the messages that
+are asked for are turned into objects, so that a broker that serves ten APIs holds the fields of ten APIs.
 """
 
 from dataclasses import dataclass, field

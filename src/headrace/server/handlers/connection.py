@@ -1,8 +1,8 @@
 """ApiVersions and InitProducerId: what a client asks before it does anything else.
 
-ApiVersions lists what the router serves. From version 3 the client says its name and version, which must look like names;
-version 4 adds nothing that a single broker has to say. InitProducerId gives an idempotent producer a fresh id with epoch
-0, also one that had an id before. Left out: transactional ids, until there is a coordinator for them.
+ApiVersions lists what the router serves. From version 3 the client says its name and version, which must look like
+names; version 4 adds nothing that a single broker has to say. InitProducerId gives an idempotent producer a fresh id
+with epoch 0, also one that had an id before. Left out: transactional ids, until there is a coordinator for them.
 """
 
 import re
@@ -11,7 +11,7 @@ from headrace.base.errors import ErrorCode, KafkaError
 from headrace.security.authorizer import Operation, ResourceType
 from headrace.server.broker import Broker
 from headrace.server.context import RequestContext
-from headrace.server.router import Body
+from headrace.server.router import Body, Handler
 from headrace.wire.apis import SUPPORTED, Api
 from headrace.wire.messages import Message
 
@@ -22,7 +22,10 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 def handle_api_versions(broker: Broker, context: RequestContext, request: Message) -> Body:
     """The APIs and versions served here."""
-    keys = [{"api_key": api, "min_version": first, "max_version": last} for api, (first, last) in SUPPORTED.items()]
+    keys = [
+        {"api_key": api, "min_version": first, "max_version": last}
+        for api, (first, last) in SUPPORTED.items()
+    ]
     named = (request.client_software_name, request.client_software_version)
     if context.version >= SOFTWARE_FROM and not all(map(_SOFTWARE.fullmatch, named)):
         return {"error_code": ErrorCode.INVALID_REQUEST, "throttle_time_ms": context.throttle_ms}
@@ -50,7 +53,7 @@ async def _assign(broker: Broker, context: RequestContext, request: Message) -> 
     return await broker.producer_ids.next(), 0
 
 
-HANDLERS = {
+HANDLERS: dict[Api, Handler] = {
     Api.API_VERSIONS: handle_api_versions,
     Api.INIT_PRODUCER_ID: handle_init_producer_id,
 }

@@ -1,10 +1,11 @@
 """Fetch: byte ranges of many partitions out, at once or when there is enough.
 
-Behaviour. Answered at once when `min_bytes` are there, a partition has an error, nothing is asked for, or the client does
-not want to wait; otherwise parked on its partitions until data comes or `max_wait_ms` is over. Records are never decoded:
-the reply is heads around ranges of segment files. The first partition with data gets at least one whole batch however small
-the limits are, so that a reader always gets on. Versions: sessions from 7, leader epochs checked from 9, topic ids from 13.
-Left out: reads by followers, until there are any; aborted transactions, until there are transactions.
+Behaviour. Answered at once when `min_bytes` are there, a partition has an error, nothing is asked for, or the client
+does not want to wait; otherwise parked on its partitions until data comes or `max_wait_ms` is over. Records are never
+decoded: the reply is heads around ranges of segment files. The first partition with data gets at least one whole
+batch however small the limits are, so that a reader always gets on. Versions: sessions from 7, leader epochs checked
+from 9, topic ids from 13. Left out: reads by followers, until there are any; aborted transactions, until there are
+transactions.
 """
 
 from headrace.base.clock import Timer
@@ -51,10 +52,12 @@ class _Fetch:
         self._exchange = exchange
         self._request = request
         self._session = session
-        self._whole = session is None or session.epoch == 1  # the first reply of a session holds every partition
+        self._whole = (
+            session is None or session.epoch == 1
+        )  # the first reply of a session holds every partition
         if session is None:
             self._wanted: list[tuple[Key, FetchPartition]] = [
-                ((topic.name, topic.topic_id, partition.index), partition)
+                ((topic.name, topic.topic_id, partition.partition), partition)
                 for topic in request.topics
                 for partition in topic.partitions
             ]

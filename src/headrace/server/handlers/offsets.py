@@ -1,9 +1,10 @@
 """ListOffsets, OffsetForLeaderEpoch and DeleteRecords: where a partition begins, ends and changes hands.
 
-Behaviour. ListOffsets by timestamp gives the first record at or after it; the special timestamps are latest (-1, bounded by
-the reader's isolation), earliest (-2), the record with the largest timestamp (-3), the earliest kept locally (-4, here the
-same as earliest), and two that speak of tiered storage (-5, -6, not known here: offset -1). Leader epochs are checked
-where the version carries one. DeleteRecords moves the log start up to the high watermark (-1) or to an offset below it.
+Behaviour. ListOffsets by timestamp gives the first record at or after it; the special timestamps are latest (-1,
+bounded by the reader's isolation), earliest (-2), the record with the largest timestamp (-3), the earliest kept
+locally (-4, here the same as earliest), and two that speak of tiered storage (-5, -6, not known here: offset -1).
+Leader epochs are checked where the version carries one. DeleteRecords moves the log start up to the high watermark
+(-1) or to an offset below it.
 """
 
 from typing import Any
@@ -13,11 +14,18 @@ from headrace.replication.partition import READ_COMMITTED, Partition
 from headrace.security.authorizer import Operation, ResourceType
 from headrace.server.broker import Broker
 from headrace.server.context import RequestContext
-from headrace.server.router import Body
+from headrace.server.router import Body, Handler
 from headrace.wire.apis import Api
 from headrace.wire.messages import Message
 
-LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = (
+    -1,
+    -2,
+    -3,
+    -4,
+    -5,
+    -6,
+)
 HIGH_WATERMARK = -1
 UNKNOWN = (-1, -1, -1)
 CONSUMER = -1
@@ -56,7 +64,7 @@ def _lookup(partition: Partition, timestamp: int, isolation: int) -> tuple[int, 
     if timestamp == LATEST:
         return end, -1, partition.leader_epoch
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
-        return log.log_start_offset, -1, log.epochs.epoch_for(log.log_start_offset)
+        return log.log_start_offset, -1, log.epochs.epoch_for_offset(log.log_start_offset)
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return UNKNOWN
     if timestamp == MAX_TIMESTAMP:
@@ -113,15 +121,19 @@ def handle_delete_records(broker: Broker, context: RequestContext, request: Mess
 def _delete_before(partition: Partition, offset: int) -> int:
     log = partition.log
     if "delete" not in log.config.cleanup_policy:
-        raise KafkaError(ErrorCode.POLICY_VIOLATION, "records of a topic that is only compacted are not deleted by offset")
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION, "records of a topic that is only compacted are not deleted by offset"
+        )
     if offset == HIGH_WATERMARK:
         offset = partition.high_watermark
     if not 0 <= offset <= partition.high_watermark:
-        raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{offset} is not between 0 and {partition.high_watermark}")
+        raise KafkaError(
+            ErrorCode.OFFSET_OUT_OF_RANGE, f"{offset} is not between 0 and {partition.high_watermark}"
+        )
     return log.delete_records(offset)
 
 
-HANDLERS = {
+HANDLERS: dict[Api, Handler] = {
     Api.LIST_OFFSETS: handle_list_offsets,
     Api.OFFSET_FOR_LEADER_EPOCH: handle_offset_for_leader_epoch,
     Api.DELETE_RECORDS: handle_delete_records,

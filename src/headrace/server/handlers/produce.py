@@ -1,10 +1,10 @@
 """Produce: records of many partitions in, each appended as one batch.
 
-Behaviour. Partitions are appended in the order of the request, at once; the reply leaves when every one of them is as safe
-as its acks ask: 0 is not answered at all (an error closes the connection, the only sign a client would notice), 1 waits for
-a flush where the topic wants one before acknowledgement, -1 also for the high watermark, within the request's timeout.
-Versions: 0 to 2 carry message formats that are gone and are refused as a whole; 13 names topics by id.
-Left out: transactional records, until there is a coordinator for them.
+Behaviour. Partitions are appended in the order of the request, at once; the reply leaves when every one of them is as
+safe as its acks ask: 0 is not answered at all (an error closes the connection, the only sign a client would notice),
+1 waits for a flush where the topic wants one before acknowledgement, -1 also for the high watermark, within the
+request's timeout. Versions: 0 to 2 carry message formats that are gone and are refused as a whole; 13 names topics by
+id. Left out: transactional records, until there is a coordinator for them.
 """
 
 from headrace.base.clock import Timer
@@ -39,7 +39,7 @@ def handle_produce(broker: Broker, exchange: Exchange, frame: memoryview, body: 
         slot = pending.topic(topic)
         for partition in topic.partitions:
             if refusal is not None:
-                pending.refuse(slot, partition.index, refusal)
+                pending.refuse(slot, partition.partition, refusal)
             else:
                 pending.append(slot, name, partition)
     pending.all_appended()
@@ -67,7 +67,17 @@ def _resolve(
 class _Pending:
     """A produce request whose partitions are being made safe."""
 
-    __slots__ = ("_acks", "_broker", "_exchange", "_now_ms", "_timeout_ms", "_timer", "_topics", "_unsafe", "_waiting")
+    __slots__ = (
+        "_acks",
+        "_broker",
+        "_exchange",
+        "_now_ms",
+        "_timeout_ms",
+        "_timer",
+        "_topics",
+        "_unsafe",
+        "_waiting",
+    )
 
     def __init__(self, broker: Broker, exchange: Exchange, acks: int, timeout_ms: int) -> None:
         self._broker = broker
@@ -90,18 +100,18 @@ class _Pending:
 
     def append(self, results: list[ProduceResult], topic: str, data: ProducePartition) -> None:
         try:
-            partition = self._broker.partition(topic, data.index)
+            partition = self._broker.partition(topic, data.partition)
             if self._acks == ACKS_ALL:
                 self._broker.check_min_insync(partition)
             if data.records is None or len(data.records) == 0:
                 raise KafkaError(ErrorCode.INVALID_RECORD, "no records for this partition")
             appended = partition.append(memoryview(data.records), self._now_ms)
         except KafkaError as error:
-            self.refuse(results, data.index, error)
+            self.refuse(results, data.partition, error)
             return
         results.append(
             ProduceResult(
-                data.index,
+                data.partition,
                 ErrorCode.NONE,
                 appended.first_offset,
                 appended.log_append_time_ms,
@@ -118,7 +128,13 @@ class _Pending:
             self._wait(results, len(results) - 1, partition, end, flush_due, replicated)
 
     def _wait(
-        self, results: list[ProduceResult], at: int, partition: Partition, end: int, flushed: bool, replicated: bool
+        self,
+        results: list[ProduceResult],
+        at: int,
+        partition: Partition,
+        end: int,
+        flushed: bool,
+        replicated: bool,
     ) -> None:
         self._waiting += 1
         place = (len(self._topics) - 1, at)
@@ -129,7 +145,7 @@ class _Pending:
                 return  # timed out before
             self._unsafe.discard(place)
             if error is not ErrorCode.NONE:
-                results[at] = ProduceResult(results[at].index, error)
+                results[at] = ProduceResult(results[at].partition, error)
             self._one_less()
 
         partition.when_safe(end, flushed, replicated, done)
@@ -151,7 +167,7 @@ class _Pending:
             return
         for topic, at in self._unsafe:
             results = self._topics[topic][1]
-            results[at] = ProduceResult(results[at].index, ErrorCode.REQUEST_TIMED_OUT)
+            results[at] = ProduceResult(results[at].partition, ErrorCode.REQUEST_TIMED_OUT)
         self._timer = None
         self._finish()
 
@@ -169,7 +185,9 @@ class _Pending:
                 encode_produce_reply(exchange.context.version, self._topics, exchange.context.throttle_ms)
             )
             return
-        failed = [result for _, results in self._topics for result in results if result.error != ErrorCode.NONE]
+        failed = [
+            result for _, results in self._topics for result in results if result.error != ErrorCode.NONE
+        ]
         if failed:
             exchange.drop(f"a produce with acks=0 failed: {ErrorCode(failed[0].error).name}")
         else:
