@@ -1,0 +1,129 @@
+"""`python -m benchmarks`: runs the workloads, alternating between the systems, and prints the table.
+
+python -m benchmarks                         everything; Headrace alone, or beside Kafka when HEADRACE_PEERS is set
+python -m benchmarks --only produce,latency  some of it
+python -m benchmarks --quick                 small amounts, to try the benchmark itself
+python -m benchmarks --record                also write benchmarks/README.md's table, latest.json and latest.svg
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.report import FOLDER, Results, chart, machine, record, rows_of
+from benchmarks.systems import Headrace, Kafka, System, Unavailable
+from benchmarks.workloads import ALONE, SHARED, Numbers, Scale
+
+console = Console(stderr=True, highlight=False)
+
+
+def measure(
+    what: str, system: str, results: Results, absent: dict[str, str], work: Callable[[], Numbers]
+) -> None:
+    """One workload once on one system; why it could not be done is kept."""
+    begun_s = time.monotonic()
+    try:
+        numbers = work()
+    except Unavailable as reason:
+        absent[what] = str(reason)
+        return
+    for key, number in numbers.items():
+        results.setdefault(system, {}).setdefault(key, []).append(number)
+    told = ", ".join(f"{key} {number:,.2f}" for key, number in numbers.items())
+    console.print(
+        f"[dim]{what:<16} {system:<9} {time.monotonic() - begun_s:5.1f} s[/]  {told}", soft_wrap=True
+    )
+
+
+def run(
+    kinds: list[type[System]], wanted: list[str], scale: Scale, runs: int
+) -> tuple[Results, dict[str, str]]:
+    """All wanted workloads, each `runs` times, one system after the other within a run."""
+    results: Results = {}
+    absent: dict[str, str] = {}
+    shared = [name for name in SHARED if name in wanted]
+    systems: list[System] = []
+    try:
+        if shared:
+            for kind in kinds:
+                systems.append(kind())
+                systems[-1].start()
+        for name in shared:
+            for _ in range(runs):
+                for system in systems:
+                    measure(name, system.name, results, absent, lambda s=system, n=name: SHARED[n](s, scale))
+    finally:
+        for system in systems:
+            system.remove()
+    for name in (name for name in ALONE if name in wanted):
+        for _ in range(runs):
+            for kind in kinds:
+                measure(name, kind.name, results, absent, lambda k=kind, n=name: ALONE[n](k, scale))
+    return results, absent
+
+
+def print_table(results: Results, runs: int) -> None:
+    table = Table(title=f"{machine()}; median of {runs} (lowest to highest)", title_justify="left")
+    for column, justify in (
+        ("", "left"),
+        ("Headrace", "right"),
+        ("Kafka", "right"),
+        ("ratio", "right"),
+        ("aim", "left"),
+    ):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for row in rows_of(results):
+        ratio = f"{row.ratio:.2f} ×" if row.ratio is not None else "-"
+        colour = {True: "green", False: "red", None: ""}[row.met]
+        table.add_row(
+            row.measure.words,
+            row.shown(row.headrace),
+            row.shown(row.kafka),
+            ratio,
+            f"[{colour}]{row.aim}[/]" if colour else row.aim,
+        )
+    Console(highlight=False, width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=3, help="how often each is measured (default: 3)")
+    parser.add_argument("--only", metavar="NAME,...", help=f"of {', '.join([*SHARED, *ALONE])}")
+    parser.add_argument("--quick", action="store_true", help="small amounts")
+    parser.add_argument(
+        "--no-kafka", action="store_true", help="Headrace alone, also where Kafka could be started"
+    )
+    parser.add_argument(
+        "--record", action="store_true", help="write the README's table, latest.json and latest.svg"
+    )
+    arguments = parser.parse_args()
+    wanted = arguments.only.split(",") if arguments.only else [*SHARED, *ALONE]
+    if unknown := [name for name in wanted if name not in SHARED and name not in ALONE]:
+        parser.error(f"no workload is called {', '.join(unknown)}; there are {', '.join([*SHARED, *ALONE])}")
+    kinds: list[type[System]] = [Headrace]
+    if Kafka.launcher() and not arguments.no_kafka:
+        kinds.append(Kafka)
+    else:
+        console.print(
+            "without Kafka to compare with: set HEADRACE_PEERS to a directory with a Kafka launcher, and have java"
+        )
+    results, absent = run(kinds, wanted, Scale.quick() if arguments.quick else Scale(), arguments.runs)
+    print_table(results, arguments.runs)
+    for name, reason in absent.items():
+        console.print(f"not measured: {name}: {reason}")
+    if arguments.record:
+        record(results, arguments.runs)
+        console.print(
+            f"wrote {FOLDER}/README.md, latest.json" + (" and latest.svg" if chart(results) else "")
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

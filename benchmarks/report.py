@@ -1,0 +1,192 @@
+"""From numbers to a table, a chart and a page.
+
+`MEASURES` says what each number is, which way is better, and what Headrace aims for. A ratio is always Headrace over
+Kafka in the same run; the chart turns it so that longer is better.
+"""
+
+import json
+import math
+import os
+import platform
+import re
+import statistics
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+FOLDER = Path(__file__).resolve().parent
+Results = dict[str, dict[str, list[float]]]  # system -> measure -> one number a run
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number: its key in the results, its words, and its aim."""
+
+    key: str
+    words: str
+    more_is_better: bool
+    ratio_aim: float | None = None  # Headrace over Kafka: at least (more is better) or at most
+    value_aim: float | None = None  # Headrace alone: at most
+    digits: int = 2
+
+
+MEASURES = (
+    Measure("produce msg/s", "produce, kcat, acks=1 (msg/s)", True, 1.5, digits=0),
+    Measure("produce cpu s/GB", "its broker CPU (s per GB)", False, 0.5),
+    Measure("java produce msg/s", "produce, Kafka's perf tool (msg/s)", True, 1.2, digits=0),
+    Measure("java produce cpu s/GB", "its broker CPU (s per GB)", False, 0.5),
+    Measure("flushed produce msg/s", "produce, flush.messages=1 (msg/s)", True, 1.2, digits=0),
+    Measure("flushed produce cpu s/GB", "its broker CPU (s per GB)", False),
+    Measure("spread produce msg/s", "produce over 1 000 partitions (msg/s)", True, 1.5, digits=0),
+    Measure("spread produce cpu s/GB", "its broker CPU (s per GB)", False),
+    Measure("consume msg/s", "consume, kcat (msg/s)", True, 1.2, digits=0),
+    Measure("consume cpu s/GB", "its broker CPU (s per GB)", False, 1.0),
+    Measure("latency p50 ms", "end to end at 1 000 msg/s, p50 (ms)", False),
+    Measure("latency p99 ms", "end to end at 1 000 msg/s, p99 (ms)", False, 1.0),
+    Measure("start after a clean stop s", "start to first ack, clean (s)", False, value_aim=0.5),
+    Measure("start after a kill s", "start to first ack, killed with 1 GB (s)", False, value_aim=1.0),
+    Measure("idle memory MB", "idle memory (MB)", False, value_aim=60.0, digits=0),
+    Measure(
+        "memory per partition KB", "idle memory a partition, of 1 000 (KB)", False, value_aim=10.0, digits=1
+    ),
+    Measure("create 100 topics s", "create 100 topics of 10 partitions (s)", False, 1.0),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measure of one run, summed up."""
+
+    measure: Measure
+    headrace: list[float]
+    kafka: list[float]
+
+    @property
+    def ratio(self) -> float | None:
+        """Headrace over Kafka, by medians."""
+        if not self.headrace or not self.kafka:
+            return None
+        below = statistics.median(self.kafka)
+        return statistics.median(self.headrace) / below if below > 0 else None
+
+    @property
+    def aim(self) -> str:
+        if self.measure.ratio_aim is not None:
+            return f"{'≥' if self.measure.more_is_better else '≤'} {self.measure.ratio_aim:g} ×"
+        return f"≤ {self.measure.value_aim:g}" if self.measure.value_aim is not None else ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the aim was reached; None when there is none or it cannot be told."""
+        if self.measure.ratio_aim is not None and self.ratio is not None:
+            more = self.ratio >= self.measure.ratio_aim
+            return more if self.measure.more_is_better else self.ratio <= self.measure.ratio_aim
+        if self.measure.value_aim is not None and self.headrace:
+            return statistics.median(self.headrace) <= self.measure.value_aim
+        return None
+
+    def shown(self, numbers: list[float]) -> str:
+        """The median, and from where to where the runs went."""
+        if not numbers:
+            return "-"
+        digits = self.measure.digits
+
+        def text(number: float) -> str:
+            return f"{number:,.{digits}f}".replace(",", " ")
+
+        middle = text(statistics.median(numbers))
+        return middle if len(numbers) == 1 else f"{middle} ({text(min(numbers))} to {text(max(numbers))})"
+
+
+def rows_of(results: Results) -> list[Row]:
+    """A row for every measure that was taken."""
+    rows = [
+        Row(m, results.get("Headrace", {}).get(m.key, []), results.get("Kafka", {}).get(m.key, []))
+        for m in MEASURES
+    ]
+    return [row for row in rows if row.headrace or row.kafka]
+
+
+def machine() -> str:
+    """What it was measured on."""
+    model = ""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists() and (found := re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text())):
+        model = found[1].strip()
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    system = f"{platform.system()}, Python {platform.python_version()}"
+    return f"{os.cpu_count()} cores {model}, {memory_gb:.0f} GB, {system}"
+
+
+def markdown(results: Results, runs: int) -> str:
+    """The table for the README, with machine and date."""
+    out = [
+        f"{date.today().isoformat()}, {machine()}. Median of {runs} runs, alternating (lowest to highest).",
+        "",
+        "| | Headrace | Kafka | Headrace / Kafka | aim | |",
+        "|---|---:|---:|---:|---|---|",
+    ]
+    for row in rows_of(results):
+        ratio = f"{row.ratio:.2f} ×" if row.ratio is not None else "-"
+        mark = {True: "✓", False: "✗", None: ""}[row.met]
+        cells = [row.measure.words, row.shown(row.headrace), row.shown(row.kafka), ratio, row.aim, mark]
+        out.append(f"| {' | '.join(cells)} |")
+    return "\n".join(out)
+
+
+BAR_HEIGHT, BAR_GAP, LEFT, RIGHT, TOP = 16, 8, 300, 560, 46
+
+
+def chart(results: Results) -> str:
+    """An SVG: for each measure how many times better Headrace did, on a logarithmic scale around "the same"."""
+    gains = [
+        (row.measure.words, row.ratio if row.measure.more_is_better else 1 / row.ratio)
+        for row in rows_of(results)
+        if row.ratio
+    ]
+    if not gains:
+        return ""
+    reach = max(1.0, *(abs(math.log2(gain)) for _, gain in gains))
+    middle = LEFT + (RIGHT - LEFT) * 0.4
+
+    def place(gain: float) -> float:
+        scale = (RIGHT - middle) if gain >= 1 else (middle - LEFT)
+        return middle + math.log2(gain) / reach * scale
+
+    height = TOP + len(gains) * (BAR_HEIGHT + BAR_GAP) + 10
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{height}" '
+        'font-family="sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
+        f'<text x="{middle}" y="18" text-anchor="middle" font-weight="bold">times better than Kafka</text>',
+        f'<text x="{middle}" y="36" text-anchor="middle" fill="#666666">same</text>',
+        f'<line x1="{middle}" y1="{TOP - 6}" x2="{middle}" y2="{height - 6}" stroke="#999999"/>',
+    ]
+    words_before = ""
+    for i, (words, gain) in enumerate(gains):
+        y = TOP + i * (BAR_HEIGHT + BAR_GAP)
+        begin, end = sorted((middle, place(gain)))
+        colour = "#2a7f62" if gain >= 1 else "#c0504d"
+        label = f"{words_before}: CPU" if words.startswith("its broker CPU") else words
+        words_before = label.split(" (")[0] if label is words else words_before
+        out.append(f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end">{escape(label)}</text>')
+        out.append(
+            f'<rect x="{begin:.1f}" y="{y}" width="{max(1.0, end - begin):.1f}" height="{BAR_HEIGHT}" fill="{colour}"/>'
+        )
+        out.append(f'<text x="{max(end, middle) + 6:.1f}" y="{y + 12}">{gain:.2f} ×</text>')
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def record(results: Results, runs: int) -> None:
+    """Write the numbers, the chart and the table of the README."""
+    (FOLDER / "latest.json").write_text(
+        json.dumps({"machine": machine(), "runs": runs, "results": results}, indent=1) + "\n"
+    )
+    if drawn := chart(results):
+        (FOLDER / "latest.svg").write_text(drawn)
+    page = FOLDER / "README.md"
+    begin, end = "<!-- measured -->\n", "<!-- end -->"
+    head, rest = page.read_text().split(begin, 1)
+    picture = "\n\n![times better than Kafka](latest.svg)" if drawn else ""
+    page.write_text(f"{head}{begin}{markdown(results, runs)}{picture}\n{end}{rest.split(end, 1)[1]}")
