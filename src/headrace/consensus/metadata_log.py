@@ -17,6 +17,7 @@ from headrace.storage.origin import Origin
 
 TOPIC: Final = "__cluster_metadata"
 PARTITION: Final = 0
+TOPIC_ID: Final = (1).to_bytes(16, "big")  # Kafka's own for this topic
 LEADER_EPOCH: Final = 0
 BATCH_ENTRIES_MAX: Final = 5_000
 READ_BYTES: Final = 1024 * 1024

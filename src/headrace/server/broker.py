@@ -23,7 +23,7 @@ from headrace.server.metadata import MetadataStore
 from headrace.server.producer_ids import ProducerIds
 from headrace.storage.flusher import Flusher
 from headrace.storage.log import PartitionLog
-from headrace.storage.manager import LogManager
+from headrace.storage.manager import LogManager, Wanted
 
 TICK_MS = 500
 
@@ -64,9 +64,18 @@ class Broker:
     async def start(self, host: str, port: int) -> None:
         """Take up the partitions that the metadata log assigns here, and say where this broker is reached."""
         self.metadata.load()
-        self._partitions.apply(EMPTY, self.image)
+        image = self.image
+        self._reconfigure(image)
+        self.logs.load(
+            Wanted(topic.name, index, topic.id, self.topic_config(topic.name))
+            for topic in image.topics.values()
+            for index, partition in enumerate(topic.partitions)
+            if self.node_id in partition.replicas
+        )
+        self._partitions.apply(EMPTY, image)
+        self.logs.put_aside_strays()
+        self.logs.limit_offset = self._retention_limit
         self.metadata.on_change = self._on_change
-        self._reconfigure(self.image)
         before = self.image.brokers.get(self.node_id)
         epoch = 1 if before is None else before.epoch + 1
         rack = self.config.broker_rack
@@ -149,11 +158,16 @@ class Broker:
             cluster=image.config(BROKER_RESOURCE, ""),
             broker=image.config(BROKER_RESOURCE, str(self.node_id)),
         )
-        self.logs.reconfigure(self.config)
+
         for partition in self._partitions:
             config = self.topic_config(partition.topic, image)
             if partition.log.config is not config:
                 partition.log.reconfigure(config)
 
     def _open_log(self, topic: str, index: int, topic_id: bytes) -> PartitionLog:
-        return self.logs.open(topic, index, topic_id, self.topic_config(topic))
+        return self.logs.create(topic, index, topic_id, self.topic_config(topic))
+
+    def _retention_limit(self, log: PartitionLog) -> int:
+        """Retention removes nothing that readers may not see yet."""
+        partition = self._partitions.find(log.topic, log.partition)
+        return log.log_start_offset if partition is None else partition.high_watermark

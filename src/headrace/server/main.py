@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 
 from headrace.base.clock import SystemClock
 from headrace.base.errors import KafkaError
+from headrace.base.ids import ID_SIZE, format_id
 from headrace.base.log import configure, get_logger
-from headrace.base.settings import BrokerConfig, broker_config
+from headrace.base.settings import BrokerConfig, TopicConfig, broker_config
 from headrace.consensus import metadata_log
 from headrace.consensus.metadata_log import MetadataLog
 from headrace.security.authorizer import AllowAll
@@ -30,10 +31,12 @@ from headrace.server.handlers.produce import handle_produce
 from headrace.server.listener import Limits, Listener
 from headrace.server.metadata import MetadataStore
 from headrace.server.router import DirectHandler, Handler, Router
+from headrace.storage.checkpoints import CorruptIdentity, MetaProperties
+from headrace.storage.directories import DirectoryInUse
 from headrace.storage.files import DiskFileSystem, FileSystem
 from headrace.storage.flusher import Flusher
 from headrace.storage.log import PartitionLog
-from headrace.storage.manager import DirectoryLocked, LogManager
+from headrace.storage.manager import LogManager
 from headrace.storage.memory import MemoryFileSystem
 from headrace.wire.apis import Api
 
@@ -141,11 +144,12 @@ class Process:
         self.port = self._bind(self._listener)
         self._flusher = Flusher(self._loop, self._on_flushed)
         self._logs = self._open_logs(self._flusher)
-        log = self._logs.open(metadata_log.TOPIC, metadata_log.PARTITION, bytes(16), config.topic_defaults)
-        store = MetadataStore(MetadataLog(log, self._flusher), self._clock)
-        self._broker = Broker(
-            config, self._clock, self._loop, self._logs, self._flusher, store, self._logs.cluster_id
+        cluster_id = self._identify(self._logs)
+        log = self._logs.create(
+            metadata_log.TOPIC, metadata_log.PARTITION, metadata_log.TOPIC_ID, TopicConfig()
         )
+        store = MetadataStore(MetadataLog(log, self._flusher), self._clock)
+        self._broker = Broker(config, self._clock, self._loop, self._logs, self._flusher, store, cluster_id)
         router = Router(self._broker, HANDLERS, DIRECT, self._broker.spawn)
         host, port = _advertised(config, options.host, self.port)
         await self._broker.start(host, port)
@@ -177,14 +181,35 @@ class Process:
                 if self._options.data_dir is None
                 else DiskFileSystem(self._options.data_dir)
             )
-            return LogManager(fs, self._config, self._clock, flusher)
-        except DirectoryLocked as error:
+            logs = LogManager(fs, self._config.log_dirs[0], self._config, self._clock, flusher)
+            logs.start()
+            return logs
+        except DirectoryInUse as error:
             raise CannotServe(str(error)) from None
         except OSError as error:
             raise CannotServe(
                 f"cannot use the data directory {self._options.data_dir}: {error.strerror}; "
                 "choose another with --data or mend its permissions"
             ) from None
+
+    def _identify(self, logs: LogManager) -> str:
+        """The cluster's id: what the directory says, or a new one for a new directory."""
+        node_id = self._config.node_id
+        try:
+            meta = logs.identity()
+        except CorruptIdentity as error:
+            raise CannotServe(
+                f"{error}; mend meta.properties in the data directory or choose another"
+            ) from None
+        if meta is None:
+            meta = MetaProperties(format_id(os.urandom(ID_SIZE)), node_id, format_id(os.urandom(ID_SIZE)))
+            logs.claim(meta)
+        elif meta.node_id != node_id:
+            raise CannotServe(
+                f"the data directory {logs.data_dir} belongs to node {meta.node_id}, this is node {node_id}; "
+                f"start it with --set node.id={meta.node_id} or choose another directory with --data"
+            )
+        return meta.cluster_id
 
     async def stop(self) -> None:
         if self._listener is not None:
