@@ -47,7 +47,7 @@ def test_contradicted_entries_are_dropped() -> None:
     assert cache.entries == [EpochEntry(1, 0), EpochEntry(2, 3)]
 
 
-def test_end_offsets() -> None:
+def test_epoch_ends_where_the_next_one_starts() -> None:
     cache = cache_of((2, 10), (4, 20), (7, 30))
     assert cache.end_offset_for(7, 99) == (7, 99), "the latest epoch ends at the end of the log"
     assert cache.end_offset_for(4, 99) == (4, 30)

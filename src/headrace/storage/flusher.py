@@ -13,8 +13,8 @@ The queue holds at most one flush a log, and `WORK_MAX` other pieces of work.
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from queue import SimpleQueue
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from headrace.base.log import get_logger
@@ -143,6 +143,30 @@ class Flusher(Generic[LogT]):
 
         self._enqueue(work, finish)
         return True
+
+    def run_all(self, jobs: Sequence[Callable[[], None]]) -> None:
+        """Run jobs in threads and wait for them: for start-up and shutdown. They handle their own errors."""
+        remaining = SimpleQueue[Callable[[], None]]()
+        for job in jobs:
+            remaining.put(job)
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                while True:
+                    remaining.get_nowait()()
+            except Empty:
+                return
+            except BaseException as failure:
+                failures.append(failure)
+
+        threads = [threading.Thread(target=work) for _ in range(min(self._threads_max, len(jobs)))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
 
     def close(self) -> None:
         """Finish everything that was asked for, on this thread's time, tell all who wait, end the threads."""

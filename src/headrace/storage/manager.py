@@ -1,0 +1,511 @@
+"""All logs of one data directory: opened at start, looked after, closed in order.
+
+Owns the directory (no second process gets it), the table of logs, the clean-shutdown marker and the offset checkpoints.
+Invariants: the marker exists only while no process runs on the directory and every log in it was closed in order, so a
+kill at any moment is seen as one; a partition's directory is used only by the topic whose id it carries; a log that
+cannot be opened is offline (KAFKA_STORAGE_ERROR) and stops nothing else; a deleted partition's name is free at once,
+its files go in the background. Called by the broker, on the loop.
+
+The order at start: the constructor takes the directory; the metadata log is opened and replayed; `load` opens what the
+metadata says is here; `put_aside_strays` moves what it does not know out of the way.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from headrace.base.clock import Clock
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.ids import ZERO_ID, format_id
+from headrace.base.log import get_logger
+from headrace.base.settings import BrokerConfig, TopicConfig
+from headrace.storage.checkpoints import (
+    LOG_STARTS_NAME,
+    PARTITION_METADATA_NAME,
+    RECOVERY_POINTS_NAME,
+    CorruptIdentity,
+    MetaProperties,
+    OffsetCheckpoint,
+    Offsets,
+    encode_partition_metadata,
+    read_meta_properties,
+    read_partition_metadata,
+    write_meta_properties,
+)
+from headrace.storage.directories import (
+    DELETED_SUFFIX,
+    STRAY_SUFFIX,
+    DirectoryLock,
+    DirectoryRefused,
+    aside_name,
+    directory_name,
+    is_deleted,
+    parse_directory_name,
+)
+from headrace.storage.files import DiskFileSystem, FileSystem
+from headrace.storage.log import PartitionLog
+from headrace.storage.recovery import open_log
+from headrace.storage.upkeep import Background, Upkeep
+
+CLEAN_SHUTDOWN_NAME: Final = ".kafka_cleanshutdown"
+_CLEAN_SHUTDOWN: Final = b'{"version":0,"brokerEpoch":-1}'
+
+MEMORY_DIRECTORY: Final = "memory"
+"""What a broker without a disk tells as its data directory."""
+
+PROGRESS_INTERVAL_MS: Final = 2_000
+"""How often a long recovery says how far it is."""
+
+Key = tuple[str, int]
+
+logger = get_logger(__name__)
+
+
+class Worker(Background, Protocol):
+    """The flusher, as far as it is used here."""
+
+    def submit(
+        self, work: Callable[[], None], done: Callable[[Exception | None], None] | None = None, /
+    ) -> bool: ...
+
+    def run_all(self, jobs: Sequence[Callable[[], None]], /) -> None: ...
+
+
+class Wanted(NamedTuple):
+    """A partition that the metadata places on this broker."""
+
+    topic: str
+    partition: int
+    topic_id: bytes
+    config: TopicConfig
+
+
+class LogSize(NamedTuple):
+    """What DescribeLogDirs tells of one partition."""
+
+    topic: str
+    partition: int
+    size_bytes: int
+
+
+class LogManager:
+    """The logs of one data directory. Everything but `load`'s recovery runs on the loop."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        config: BrokerConfig,
+        clock: Clock,
+        worker: Worker,
+        new_id: Callable[[], bytes],
+    ) -> None:
+        """Take the directory that `fs` is rooted in; `new_id` gives ids to a new one.
+
+        DirectoryRefused when it is another process's or another node's, OSError when it cannot be read.
+        """
+        self.fs = fs
+        self.data_dir = fs.root if isinstance(fs, DiskFileSystem) else MEMORY_DIRECTORY
+        self._config = config
+        self._clock = clock
+        self._worker = worker
+        self._upkeep = Upkeep(config, worker, clock.now_ms())
+        self._logs: dict[Key, PartitionLog] = {}
+        self._topic_ids: dict[Key, bytes] = {}
+        self._offline: dict[Key, KafkaError] = {}
+        # Directories found at start that no log was opened from yet.
+        self._unclaimed: dict[Key, str] = {}
+        self._to_remove: list[str] = []
+        self._lock: DirectoryLock | None = None
+        self._was_clean = False
+        self._recovery_points = OffsetCheckpoint(fs, RECOVERY_POINTS_NAME)
+        self._log_starts = OffsetCheckpoint(fs, LOG_STARTS_NAME)
+        self._found_recovery_points: Offsets = {}
+        self._found_log_starts: Offsets = {}
+        self._written_recovery_points: Offsets = {}
+        self._written_log_starts: Offsets = {}
+        self._checkpoint_running = False
+        self._recovery_points_written_ms = clock.now_ms()
+        self._aside_count = 0
+        self.limit_offset: Callable[[PartitionLog], int] = lambda log: log.log_end_offset
+        """How far retention of a log may go: its high watermark, once someone keeps one."""
+        if isinstance(fs, DiskFileSystem):
+            self._lock = DirectoryLock(fs.root)
+        try:
+            self.identity: Final = self._identify(config.node_id, new_id)
+            self._take_stock()
+        except BaseException:
+            self._release()
+            raise
+
+    # -- start -----------------------------------------------------------------------------------------------
+
+    def _identify(self, node_id: int, new_id: Callable[[], bytes]) -> MetaProperties:
+        """Whose directory this is; a new one becomes this node's."""
+        try:
+            meta = read_meta_properties(self.fs)
+        except CorruptIdentity as error:
+            raise DirectoryRefused(
+                f"the data directory {self.data_dir} does not say whose it is: {error}. "
+                "Restore that file from another copy, or use another directory (log.dirs)."
+            ) from error
+        if meta is None:
+            meta = MetaProperties(format_id(new_id()), node_id, format_id(new_id()))
+            write_meta_properties(self.fs, meta)
+        elif meta.node_id != node_id:
+            raise DirectoryRefused(
+                f"the data directory {self.data_dir} belongs to node {meta.node_id}, this is node {node_id}. "
+                "Set node.id to match it, or use another directory (log.dirs)."
+            )
+        return meta
+
+    @property
+    def cluster_id(self) -> str:
+        return self.identity.cluster_id
+
+    def _take_stock(self) -> None:
+        names = self.fs.listdir("")
+        self._was_clean = CLEAN_SHUTDOWN_NAME in names
+        for name in names:
+            key = parse_directory_name(name)
+            if key is not None:
+                self._unclaimed[key] = name
+            elif is_deleted(name):
+                self._to_remove.append(name)
+        self._found_recovery_points = self._recovery_points.read()
+        self._found_log_starts = self._log_starts.read()
+        self._written_recovery_points = self._found_recovery_points
+        self._written_log_starts = self._found_log_starts
+        if self._was_clean:
+            # Gone for good before anything is written, or a power cut could bring it back over a log that changed.
+            self.fs.remove(CLEAN_SHUTDOWN_NAME)
+            self.fs.sync_dir("")
+        elif self._unclaimed:
+            logger.warning(
+                "the last shutdown was not clean, logs are recovered",
+                extra={"fields": {"directory": self.data_dir, "logs": len(self._unclaimed)}},
+            )
+
+    @property
+    def was_clean(self) -> bool:
+        """Whether the process before this one closed the directory in order."""
+        return self._was_clean
+
+    def load(self, wanted: Iterable[Wanted]) -> None:
+        """Open the logs of these partitions whose directories exist. Those that cannot be are offline."""
+        present = [want for want in wanted if (want.topic, want.partition) in self._unclaimed]
+        begun_ms = told_ms = self._clock.monotonic_ms()
+        for number, want in enumerate(present):
+            try:
+                self.open(*want)
+            except KafkaError:
+                pass  # remembered as offline, and logged
+            now_ms = self._clock.monotonic_ms()
+            if now_ms - told_ms >= PROGRESS_INTERVAL_MS:
+                told_ms = now_ms
+                logger.warning(
+                    "opening logs",
+                    extra={"fields": {"done": number + 1, "of": len(present), "last": want.topic}},
+                )
+        logger.info(
+            "logs opened",
+            extra={
+                "fields": {
+                    "logs": len(self._logs),
+                    "offline": len(self._offline),
+                    "clean": self._was_clean,
+                    "ms": round(self._clock.monotonic_ms() - begun_ms),
+                }
+            },
+        )
+
+    def put_aside_strays(self) -> list[str]:
+        """Rename the directories that no partition claimed since the start; their new names."""
+        strays = []
+        for key, name in list(self._unclaimed.items()):
+            if key in self._offline:
+                continue
+            try:
+                strays.append(self._put_aside(name, STRAY_SUFFIX))
+                del self._unclaimed[key]
+            except OSError as error:
+                logger.error(
+                    "stray directory cannot be renamed",
+                    extra={"fields": {"directory": name, "why": str(error)}},
+                )
+        return strays
+
+    # -- the table -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def __iter__(self) -> Iterator[PartitionLog]:
+        return iter(self._logs.values())
+
+    def get(self, topic: str, partition: int) -> PartitionLog | None:
+        """The log, if it is open. KafkaError when it is there but could not be opened."""
+        log = self._logs.get((topic, partition))
+        if log is None and (error := self._offline.get((topic, partition))):
+            raise error
+        return log
+
+    def open(self, topic: str, partition: int, topic_id: bytes, config: TopicConfig) -> PartitionLog:
+        """The log of a partition: open already, or opened from its directory, or new.
+
+        KafkaError(KAFKA_STORAGE_ERROR) when the disk does not allow it; the partition is then offline.
+        """
+        key = (topic, partition)
+        log = self._logs.get(key)
+        if log is not None:
+            assert self._topic_ids[key] == topic_id, f"{topic}-{partition} is open for another topic id"
+            return log
+        if key in self._offline:
+            raise self._offline[key]
+        try:
+            log = self._open_found(key, topic_id, config) or self._make(key, topic_id, config)
+        except (OSError, CorruptIdentity, KafkaError) as error:
+            raise self._set_offline(key, error) from error
+        self._logs[key] = log
+        self._topic_ids[key] = topic_id
+        return log
+
+    def _open_found(self, key: Key, topic_id: bytes, config: TopicConfig) -> PartitionLog | None:
+        """The log in a directory that was found at start; None when there is none, or it belongs to another topic."""
+        directory = self._unclaimed.get(key)
+        if directory is None:
+            return None
+        found_id = read_partition_metadata(self.fs, directory) if topic_id != ZERO_ID else topic_id
+        if found_id is not None and found_id != topic_id:
+            logger.warning(
+                "directory belongs to another topic of the same name",
+                extra={
+                    "fields": {
+                        "directory": directory,
+                        "found": format_id(found_id),
+                        "wanted": format_id(topic_id),
+                    }
+                },
+            )
+            self._put_aside(directory, STRAY_SUFFIX)
+            del self._unclaimed[key]
+            return None
+        log = open_log(
+            self.fs,
+            directory,
+            key[0],
+            key[1],
+            config,
+            clean=self._was_clean,
+            recovery_point=self._found_recovery_points.get(key, 0),
+            log_start_offset=self._found_log_starts.get(key, 0),
+            now_ms=self._clock.now_ms(),
+        )
+        if found_id is None:
+            self._write_topic_id(directory, topic_id)
+        del self._unclaimed[key]
+        return log
+
+    def _make(self, key: Key, topic_id: bytes, config: TopicConfig) -> PartitionLog:
+        directory = directory_name(*key)
+        self.fs.makedirs(directory)
+        self._write_topic_id(directory, topic_id)
+        return PartitionLog(self.fs, directory, key[0], key[1], config, now_ms=self._clock.now_ms())
+
+    def _write_topic_id(self, directory: str, topic_id: bytes) -> None:
+        if topic_id == ZERO_ID:
+            return  # the metadata log, which is nobody's topic
+        # Not synced: if it is lost the metadata, which is synced, places the directory all the same.
+        path = f"{directory}/{PARTITION_METADATA_NAME}"
+        self.fs.write_atomic(path, encode_partition_metadata(topic_id), durable=False)
+
+    def _set_offline(self, key: Key, error: Exception) -> KafkaError:
+        logger.error(
+            "partition is offline, its log cannot be opened",
+            extra={"fields": {"topic": key[0], "partition": key[1], "why": str(error)}},
+        )
+        offline = KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR, f"Log of {key[0]}-{key[1]} cannot be opened: {error}"
+        )
+        self._offline[key] = offline
+        return offline
+
+    @property
+    def offline(self) -> dict[Key, KafkaError]:
+        """Partitions whose logs could not be opened, and why."""
+        return dict(self._offline)
+
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """The broker's settings changed. A topic's are given to its logs."""
+        self._config = self._upkeep.config = config
+
+    def sizes(self) -> list[LogSize]:
+        """What each partition takes up, for DescribeLogDirs."""
+        return [LogSize(log.topic, log.partition, log.size_bytes) for log in self._logs.values()]
+
+    # -- deletion --------------------------------------------------------------------------------------------
+
+    def delete(self, topic: str, partition: int) -> None:
+        """Forget a partition; its name is free when this returns, its files are removed in the background."""
+        key = (topic, partition)
+        log = self._logs.pop(key, None)
+        self._topic_ids.pop(key, None)
+        was_offline = self._offline.pop(key, None) is not None
+        found = self._unclaimed.pop(key, None)
+        if log is None and not was_offline and found is None:
+            return
+        directory = log.directory if log is not None else directory_name(topic, partition)
+        if log is not None:
+            self._upkeep.forget(log)
+            log.close(clean=False)
+        try:
+            self._to_remove.append(self._put_aside(directory, DELETED_SUFFIX))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            # The name is not free: a topic of the same name finds another's id in there, and moves it aside itself.
+            self._unclaimed[key] = directory
+            logger.error(
+                "directory of a deleted partition cannot be renamed",
+                extra={"fields": {"directory": directory, "why": str(error)}},
+            )
+            return
+        self._remove_next()
+
+    def _put_aside(self, directory: str, suffix: str) -> str:
+        self._aside_count += 1
+        unique = f"{self._clock.now_ms():020x}{self._aside_count:012x}"
+        name = aside_name(directory, unique, suffix)
+        self.fs.rename(directory, name)
+        log = logger.warning if suffix == STRAY_SUFFIX else logger.info
+        log("directory put aside", extra={"fields": {"directory": directory, "renamed": name}})
+        return name
+
+    def _remove_next(self) -> None:
+        """Give directories that wait for removal to the worker; `tick` tries again what it does not take."""
+        while self._to_remove:
+            name = self._to_remove[-1]
+            if not self._worker.submit(lambda name=name: self.fs.rmtree(name)):  # type: ignore[misc]
+                return
+            self._to_remove.pop()
+
+    # -- upkeep ----------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """What is due by now: flushes, rolls, retention, expiry, checkpoints, removal of deleted partitions."""
+        self._upkeep.tick(self._logs.values(), now_ms, self.limit_offset)
+        if self._to_remove:
+            self._remove_next()
+        self._checkpoint_if_due(now_ms)
+
+    def _checkpoint_if_due(self, now_ms: int) -> None:
+        if self._checkpoint_running:
+            return
+        starts = self._current_log_starts()
+        if self._truncated_below_checkpoint():
+            self._upkeep.recovery_points_moved = True
+        interval_ms = self._config.log_flush_offset_checkpoint_interval_ms
+        points: Offsets | None = None
+        if self._upkeep.recovery_points_moved or now_ms - self._recovery_points_written_ms >= interval_ms:
+            self._upkeep.recovery_points_moved = False
+            self._recovery_points_written_ms = now_ms
+            points = self._current_recovery_points()
+            if points == self._written_recovery_points:
+                points = None
+        # A log start that only DeleteRecords moved is known nowhere else, so it is written as soon as it changes.
+        if points is None and starts == self._written_log_starts:
+            return
+
+        def write() -> None:
+            if points is not None:
+                self._recovery_points.write(points)
+            if starts != self._written_log_starts:
+                self._log_starts.write(starts)
+
+        def written(error: Exception | None) -> None:
+            self._checkpoint_running = False
+            if error is not None:
+                self._upkeep.recovery_points_moved = True
+                logger.error("offset checkpoints cannot be written", extra={"fields": {"why": str(error)}})
+                return
+            if points is not None:
+                self._written_recovery_points = points
+            self._written_log_starts = starts
+
+        self._checkpoint_running = self._worker.submit(write, written)
+
+    def _truncated_below_checkpoint(self) -> bool:
+        """Whether a recovery would start too late in some log: a truncation has set its flushed offset back."""
+        logs = self._logs
+        return any(
+            (log := logs.get(key)) is not None and log.flushed_offset < point
+            for key, point in self._written_recovery_points.items()
+        )
+
+    def _current_recovery_points(self) -> Offsets:
+        points = {key: point for key, log in self._logs.items() if (point := log.recovery_point) > 0}
+        return self._with_unclaimed(points, self._found_recovery_points)
+
+    def _current_log_starts(self) -> Offsets:
+        """The log starts that no segment's name tells."""
+        starts = {
+            key: log.log_start_offset
+            for key, log in self._logs.items()
+            if log.log_start_offset > log.segments[0].base_offset
+        }
+        return self._with_unclaimed(starts, self._found_log_starts)
+
+    def _with_unclaimed(self, offsets: Offsets, found: Offsets) -> Offsets:
+        """What was read at start still counts for logs that are not open."""
+        if self._unclaimed or self._offline:
+            for key in (*self._unclaimed, *self._offline):
+                if key in found:
+                    offsets[key] = found[key]
+        return offsets
+
+    # -- end -------------------------------------------------------------------------------------------------
+
+    def close(self, clean: bool = True) -> None:
+        """Close all logs, leave the marker if all of them could be closed in order, give the directory back.
+
+        The flusher is closed before. With `clean` false everything is left as a kill would.
+        """
+        try:
+            if clean:
+                self._close_cleanly()
+            else:
+                for log in self._logs.values():
+                    log.close(clean=False)
+        finally:
+            self._logs.clear()
+            self._release()
+
+    def _close_cleanly(self) -> None:
+        failed = 0
+        for log in self._logs.values():
+            try:
+                log.close(clean=not log.failed)
+                failed += log.failed
+            except (KafkaError, OSError) as error:
+                failed += 1
+                logger.error(
+                    "log could not be closed in order",
+                    extra={"fields": {"topic": log.topic, "partition": log.partition, "why": str(error)}},
+                )
+        if not self._was_clean:
+            # These were never recovered, so nobody may take them for whole at the next start.
+            failed += len(self._offline.keys() | self._unclaimed.keys())
+        if failed:
+            logger.error(
+                "no clean shutdown: logs are recovered at the next start", extra={"fields": {"logs": failed}}
+            )
+        try:
+            self._recovery_points.write(self._current_recovery_points())
+            self._log_starts.write(self._current_log_starts())
+            if not failed:
+                self.fs.write_atomic(CLEAN_SHUTDOWN_NAME, _CLEAN_SHUTDOWN)
+        except OSError as error:
+            logger.error("clean shutdown could not be recorded", extra={"fields": {"why": str(error)}})
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
