@@ -158,8 +158,7 @@ def _inflate_blocks(snappy: Any, blocks: list[memoryview], limit: int) -> memory
     out = memoryview(bytearray(total))
     pos = 0
     for block, size in zip(blocks, sizes, strict=True):
-        if size:
-            snappy.decompress_raw_into(block, out[pos : pos + size])
+        snappy.decompress_raw_into(block, out[pos : pos + size])
         pos += size
     return out
 
