@@ -1,10 +1,11 @@
 """The `headrace` command: finds the command that was asked for and runs it.
 
-Owns the table of commands, the exit status and the way errors are shown. Invariant: only the module of the command that
-was asked for is imported. Start-up and idle memory of `serve` are promises, so the parser is argparse: on the machine
-where it was decided, importing it took 25 ms and 1.3 MB, typer 90 ms and 11 MB (with rich, which its help needs, 260 ms
-and 20 MB), and those would stay in the broker for as long as it runs. Client commands load rich when they draw a table
-on a terminal, and only then. Called by the console script and by `python -m headrace`.
+Owns the table of commands, the exit status and the way errors are shown. Invariant: only the module of the
+command that was asked for is imported. Start-up and idle memory of `serve` are promises, so the parser is
+argparse: on the machine where it was decided, importing it took 25 ms and 1.3 MB, typer 90 ms and 11 MB (with
+rich, which its help needs, 260 ms and 20 MB), and those would stay in the broker for as long as it runs.
+Client commands load rich when they draw a table on a terminal, and only then. Called by the console script
+and by `python -m headrace`.
 
 Exit status: 0 done, 1 an error (one line on standard error and what to do next), 2 wrong usage, 130 after Ctrl-C.
 """
@@ -12,6 +13,7 @@ Exit status: 0 done, 1 an error (one line on standard error and what to do next)
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from headrace.cli.parser import CommandError, Parser, UsageError
 
@@ -76,9 +78,9 @@ def _dispatch(arguments: list[str]) -> int:
     return _run(import_module(COMMANDS[name][0]), name, rest)
 
 
-def _run(module: object, name: str, rest: list[str]) -> int:
-    parser = Parser(prog=f"headrace {name}", description=getattr(module, "DESCRIPTION"), epilog=getattr(module, "EXAMPLE"))
-    getattr(module, "configure")(parser)
+def _run(module: ModuleType, name: str, rest: list[str]) -> int:
+    parser = Parser(prog=f"headrace {name}", description=module.DESCRIPTION, epilog=module.EXAMPLE)
+    module.configure(parser)
     options = parser.parse_args(rest)
     return int(options.run(options))
 

@@ -1,7 +1,7 @@
 """Command-line parsing that every command shares: the parser with its way of reporting, and small value types.
 
-Owns the wording of usage errors. Invariant: wrong usage ends with status 2, one line on standard error that names the
-cause, and the help to ask for. Used by `cli.main` and every command module.
+Owns the wording of usage errors. Invariant: wrong usage ends with status 2, one line on standard error that
+names the cause, and the help to ask for. Used by `cli.main` and every command module.
 """
 
 import argparse
@@ -22,7 +22,11 @@ class Parser(argparse.ArgumentParser):
     """argparse with examples kept as they are written, no abbreviations, and one-line errors."""
 
     def __init__(
-        self, prog: str | None = None, description: str | None = None, epilog: str | None = None, **more: object
+        self,
+        prog: str | None = None,
+        description: str | None = None,
+        epilog: str | None = None,
+        **more: object,
     ) -> None:
         # No abbreviated options: a script that relies on one breaks when a second option with that beginning appears.
         super().__init__(

@@ -1,7 +1,8 @@
 """`headrace serve`: one broker process.
 
-Owns the options of the command. Invariant: nothing is imported here that the broker itself does not need, apart from the
-parser; the settings are checked before the broker is built. Called by `cli.main`; hands over to `headrace.server.main`.
+Owns the options of the command. Invariant: nothing is imported here that the broker itself does not need,
+apart from the parser; the settings are checked before the broker is built. Called by `cli.main`; hands over
+to `headrace.server.main`.
 """
 
 import argparse
@@ -32,11 +33,16 @@ STOP_GRACE_S = 10.0
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     storage = parser.add_mutually_exclusive_group()
-    storage.add_argument("--data", metavar="DIR", help="data directory (default: $HEADRACE_DATA, else .headrace)")
+    storage.add_argument(
+        "--data", metavar="DIR", help="data directory (default: $HEADRACE_DATA, else .headrace)"
+    )
     storage.add_argument("--memory", action="store_true", help="keep everything in memory")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument(
-        "--port", type=whole_number(0, 65535), default=9092, help="port to listen on; 0 picks one (default: 9092)"
+        "--port",
+        type=whole_number(0, 65535),
+        default=9092,
+        help="port to listen on; 0 picks one (default: 9092)",
     )
     parser.add_argument(
         "--set",
@@ -108,5 +114,3 @@ def _stop_on_stdin_eof() -> None:
             os._exit(1)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
-
-

@@ -1,8 +1,8 @@
 """Connections, metadata, producer, consumer and admin of the Kafka protocol.
 
-asyncio throughout. From the socket up: `transport` (frames over a socket, the one narrow edge), `connection` (one broker,
-pipelined), `cluster` (metadata and the connection to each broker), then `producer`, `consumer` and `admin`.
-Configuration uses Kafka's own keys. Names are loaded on first use.
+asyncio throughout. From the socket up: `transport` (frames over a socket, the one narrow edge), `connection`
+(one broker, pipelined), `cluster` (metadata and the connection to each broker), then `producer`, `consumer`
+and `admin`. Configuration uses Kafka's own keys. Names are loaded on first use.
 """
 
 from typing import TYPE_CHECKING

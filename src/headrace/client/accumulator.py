@@ -1,9 +1,10 @@
 """Records waiting to be sent, by partition, within a bound on memory.
 
-Owns the queues of batches and the count of bytes held. Invariants: a queue's batches are in the order their records were
-added, also after a retry puts one back; bytes held never exceed `buffer.memory` (a single record of any allowed size may
-always enter an empty buffer); a batch with a sequence number is sent again only when no earlier one of its partition is
-unanswered. Pure but for the futures of those who wait for room: time is an argument. Called by `producer` and `sender`.
+Owns the queues of batches and the count of bytes held. Invariants: a queue's batches are in the order their
+records were added, also after a retry puts one back; bytes held never exceed `buffer.memory` (a single record
+of any allowed size may always enter an empty buffer); a batch with a sequence number is sent again only when
+no earlier one of its partition is unanswered. Pure but for the futures of those who wait for room: time is an
+argument. Called by `producer` and `sender`.
 """
 
 import asyncio
@@ -14,7 +15,6 @@ from headrace.client.batches import NO_PRODUCER, Batch, Delivery, Fields, Produc
 from headrace.client.config import ProducerConfig
 from headrace.client.topics import TopicPartition
 from headrace.records.batch import HEADER_SIZE, NO_SEQUENCE, SEQUENCE_MAX
-
 
 QUEUES_MAX = 100_000
 
@@ -27,7 +27,16 @@ def advance_sequence(sequence: int, count: int) -> int:
 class PartitionQueue:
     """One partition's batches that are not acknowledged yet."""
 
-    __slots__ = ("in_flight", "needs_new_epoch", "next_sequence", "node_id", "order", "partition", "producer", "waiting")
+    __slots__ = (
+        "in_flight",
+        "needs_new_epoch",
+        "next_sequence",
+        "node_id",
+        "order",
+        "partition",
+        "producer",
+        "waiting",
+    )
 
     def __init__(self, partition: TopicPartition) -> None:
         self.partition = partition
@@ -99,7 +108,9 @@ class Accumulator:
         return not self._room and self._fits(size_bytes)
 
     def _fits(self, size_bytes: int) -> bool:
-        return self.held_bytes == 0 or self.held_bytes + size_bytes + HEADER_SIZE <= self._config.buffer_memory
+        return (
+            self.held_bytes == 0 or self.held_bytes + size_bytes + HEADER_SIZE <= self._config.buffer_memory
+        )
 
     async def wait_for_room(self, size_bytes: int) -> None:
         """Return when a record of this size may enter; in order of arrival."""
@@ -134,7 +145,9 @@ class Accumulator:
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
-    def append(self, partition: TopicPartition, fields: Fields, size_bytes: int, now_s: float) -> tuple[Delivery, bool]:
+    def append(
+        self, partition: TopicPartition, fields: Fields, size_bytes: int, now_s: float
+    ) -> tuple[Delivery, bool]:
         """Add a record. Returns its promise and whether the sender should look (a new or a full batch)."""
         queue = self.active.get(partition)
         if queue is None:

@@ -1,16 +1,16 @@
 """Administration: topics, partitions, settings, the cluster.
 
-Owns the admin requests and their typed results. Invariant: a call about several things answers for each of them; a call
-about one thing raises. Whole-request failures that can pass (a lost connection, a moved controller) are tried again until
-`default.api.timeout.ms`. Called by the command line and `headrace.testing`.
+Owns the admin requests and their typed results. Invariant: a call about several things answers for each of
+them; a call about one thing raises. Whole-request failures that can pass (a lost connection, a moved
+controller) are tried again until `default.api.timeout.ms`. Called by the command line and `headrace.testing`.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self, TypeVar
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.client.cluster import Cluster, Node, TopicInfo
@@ -21,6 +21,8 @@ from headrace.client.retry import with_retries
 from headrace.client.transport import Connector
 from headrace.wire.apis import Api
 from headrace.wire.messages import Message
+
+T = TypeVar("T")
 
 
 class ResourceType(IntEnum):
@@ -102,7 +104,7 @@ class Admin:
         self.config = admin_config(config)
         self.cluster = Cluster(self.config, connector=connector, random_source=random_source)
 
-    async def __aenter__(self) -> "Admin":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -116,7 +118,9 @@ class Admin:
 
     # -- topics -----------------------------------------------------------------------------------------------------
 
-    async def create_topics(self, topics: Sequence[NewTopic], *, validate_only: bool = False) -> list[Outcome]:
+    async def create_topics(
+        self, topics: Sequence[NewTopic], *, validate_only: bool = False
+    ) -> list[Outcome]:
         """Create topics (or only check that they could be created)."""
         body = {
             "topics": [
@@ -132,7 +136,9 @@ class Admin:
             "timeout_ms": self.config.request_timeout_ms,
             "validate_only": validate_only,
         }
-        reply = await self._controller_call(Api.CREATE_TOPICS, body, lambda r: [t.error_code for t in r.topics])
+        reply = await self._controller_call(
+            Api.CREATE_TOPICS, body, lambda r: [t.error_code for t in r.topics]
+        )
         return [_outcome(t.name, t.error_code, t.error_message) for t in reply.topics]
 
     async def create_topic(self, topic: NewTopic, *, validate_only: bool = False) -> None:
@@ -146,7 +152,9 @@ class Admin:
             "topic_names": list(names),
             "timeout_ms": self.config.request_timeout_ms,
         }
-        reply = await self._controller_call(Api.DELETE_TOPICS, body, lambda r: [t.error_code for t in r.responses])
+        reply = await self._controller_call(
+            Api.DELETE_TOPICS, body, lambda r: [t.error_code for t in r.responses]
+        )
         return [_outcome(t.name, t.error_code, t.error_message) for t in reply.responses]
 
     async def create_partitions(self, name: str, total: int, *, validate_only: bool = False) -> None:
@@ -233,7 +241,8 @@ class Admin:
                     "resource_type": int(resource.type),
                     "resource_name": resource.name,
                     "configs": [
-                        {"name": name, "config_operation": int(op), "value": value} for op, name, value in changes
+                        {"name": name, "config_operation": int(op), "value": value}
+                        for op, name, value in changes
                     ],
                 }
             ],
@@ -254,7 +263,9 @@ class Admin:
         try:
             node_id = int(resource.name)
         except ValueError:
-            raise ConfigError(f"{resource.name!r} is not a broker id", "broker ids are whole numbers") from None
+            raise ConfigError(
+                f"{resource.name!r} is not a broker id", "broker ids are whole numbers"
+            ) from None
         if node_id not in self.cluster.nodes:
             await self.cluster.describe([])
         if node_id not in self.cluster.nodes:
@@ -264,7 +275,7 @@ class Admin:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    async def _retried(self, attempt: Any) -> Any:
+    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
         return await with_retries(self.cluster, self.config.default_api_timeout_ms, attempt)
 
     async def _controller_call(self, api: Api, body: Mapping[str, Any], codes: Any) -> Message:
@@ -275,8 +286,7 @@ class Admin:
                 raise KafkaError(ErrorCode.NOT_CONTROLLER, "the controller has moved")
             return reply
 
-        reply: Message = await self._retried(attempt)
-        return reply
+        return await self._retried(attempt)
 
 
 def _outcome(name: str, code: int, message: str | None) -> Outcome:

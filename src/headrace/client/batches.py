@@ -1,8 +1,9 @@
 """Batches of records on their way to one partition, and the promises given for them.
 
-Owns the life of a batch: open (takes records), closed, in flight, done. Invariants: a batch ends exactly once, with an
-offset or an error; all its records end with it; its records keep the order in which they were added. One future serves a
-whole batch, because a future for each record would cost more than the rest of `send`. Called by `accumulator` and `sender`.
+Owns the life of a batch: open (takes records), closed, in flight, done. Invariants: a batch ends exactly
+once, with an offset or an error; all its records end with it; its records keep the order in which they were
+added. One future serves a whole batch, because a future for each record would cost more than the rest of
+`send`. Called by `accumulator` and `sender`.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from headrace.client.topics import TopicPartition
 from headrace.records.batch import HEADER_SIZE, NO_SEQUENCE
 from headrace.records.builder import build_batch
 
-# Attributes, and the longest varints of length, timestamp delta, offset delta, key length, value length and header count.
+# Attributes, and varints of length, timestamp delta, offset delta, key length, value length and header count.
 RECORD_OVERHEAD_BYTES = 21
 HEADER_OVERHEAD_BYTES = 10
 NO_OFFSET = -1
@@ -46,7 +47,11 @@ NO_PRODUCER = ProducerId(-1, -1)
 
 def size_upper_bound(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     """The most bytes that a record can take in a batch before compression."""
-    size = RECORD_OVERHEAD_BYTES + (len(key) if key is not None else 0) + (len(value) if value is not None else 0)
+    size = (
+        RECORD_OVERHEAD_BYTES
+        + (len(key) if key is not None else 0)
+        + (len(value) if value is not None else 0)
+    )
     for name, content in headers:
         size += HEADER_OVERHEAD_BYTES + len(name) * 4 + (len(content) if content is not None else 0)
     return size

@@ -1,9 +1,10 @@
 """What a client knows of the cluster, and its connection to each broker.
 
-Owns metadata (brokers, topics, leaders, epochs, topic ids) and one connection a broker. Invariants: metadata never goes
-back to an older leader epoch of the same topic; only one refresh runs at a time, and all who asked share it; a broker that
-refuses connections is left alone for a time that grows with jitter; when no known broker answers, the bootstrap addresses
-are tried again. Called by producer, consumer and admin, each of which has its own.
+Owns metadata (brokers, topics, leaders, epochs, topic ids) and one connection a broker. Invariants: metadata
+never goes back to an older leader epoch of the same topic; only one refresh runs at a time, and all who asked
+share it; a broker that refuses connections is left alone for a time that grows with jitter; when no known
+broker answers, the bootstrap addresses are tried again. Called by producer, consumer and admin, each of which
+has its own.
 """
 
 import asyncio
@@ -177,7 +178,9 @@ class Cluster:
         self.last_error = None
         self._refreshed_s = asyncio.get_running_loop().time()
 
-    def learn_leader(self, partition: TopicPartition, leader: int, epoch: int, nodes: Sequence[Message]) -> bool:
+    def learn_leader(
+        self, partition: TopicPartition, leader: int, epoch: int, nodes: Sequence[Message]
+    ) -> bool:
         """Take a leader that an answer named in passing. Returns whether it is news."""
         topic = self.topics.get(partition.topic)
         info = topic.partitions.get(partition.partition) if topic is not None else None
@@ -220,8 +223,8 @@ class Cluster:
             # A broker that lags behind may still name the leader of an older epoch.
             older = before is not None and -1 < info.leader_epoch < before.leader_epoch
             partitions[p.partition_index] = before if before is not None and older else info
-        info = TopicInfo(topic.name, topic_id, topic.is_internal, partitions, error_code(topic.error_code))
-        self.topics[topic.name] = info
+        code = error_code(topic.error_code)
+        self.topics[topic.name] = TopicInfo(topic.name, topic_id, topic.is_internal, partitions, code)
         if topic_id != ZERO_ID:
             self._names[topic_id] = topic.name
 
@@ -260,14 +263,18 @@ class Cluster:
         if self._closed:
             raise Closed("the client is closed")
         known = [(node.host, node.port) for node in self.nodes.values()]
-        opened = [link.connection for link in self._links.values() if link.connection and link.connection.usable]
+        opened = [
+            link.connection for link in self._links.values() if link.connection and link.connection.usable
+        ]
         if opened:
             return min(opened, key=lambda connection: connection.in_flight)
         self.random.shuffle(known)
         addresses = [*known, *(a for a in self.config.bootstrap_servers if a not in known)]
         failure: KafkaError | None = None
         # Those that may be tried at once come first; a stable sort keeps known brokers before bootstrap addresses.
-        for address in sorted(addresses, key=lambda a: self._links[a].not_before_s if a in self._links else 0.0):
+        for address in sorted(
+            addresses, key=lambda a: self._links[a].not_before_s if a in self._links else 0.0
+        ):
             try:
                 return await self._connect(address)
             except KafkaError as error:
@@ -313,7 +320,9 @@ class Cluster:
             link.failures += 1
             link.not_before_s = loop.time() + self._reconnect.wait_ms(link.failures) / 1000
             self.last_error = error
-            _log.debug("cannot connect", extra={"fields": {"host": host, "port": port, "reason": error.message}})
+            _log.debug(
+                "cannot connect", extra={"fields": {"host": host, "port": port, "reason": error.message}}
+            )
             raise
         link.failures = 0
         link.connection = connection
@@ -330,7 +339,9 @@ class Cluster:
     async def close(self) -> None:
         """Close all connections; later calls raise Closed."""
         self._closed = True
-        tasks: list[asyncio.Task[Any]] = [link.opening for link in self._links.values() if link.opening is not None]
+        tasks: list[asyncio.Task[Any]] = [
+            link.opening for link in self._links.values() if link.opening is not None
+        ]
         if self._refresh is not None:
             tasks.append(self._refresh)
         for task in tasks:

@@ -1,8 +1,9 @@
 """Client configuration: Kafka's own keys, checked at the door.
 
-Owns the table of keys and the typed configurations made from it. Invariant: a key is used or refused, never ignored in
-silence. Keys that belong to another kind of client are allowed, because people share one file among them; `foreign_keys`
-names them. Called by producer, consumer, admin, and by the command line for `--config` and `-X`.
+Owns the table of keys and the typed configurations made from it. Invariant: a key is used or refused, never
+ignored in silence. Keys that belong to another kind of client are allowed, because people share one file
+among them; `foreign_keys` names them. Called by producer, consumer, admin, and by the command line for
+`--config` and `-X`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -93,7 +94,9 @@ KEYS: dict[str, Key] = {
     "bootstrap.servers": Key(_addresses, "127.0.0.1:9092", _ALL, "brokers to begin with, as host:port,…"),
     "client.id": Key(str, "headrace", _ALL, "the name that brokers log and count this client by"),
     "request.timeout.ms": Key(_MS, 30_000, _ALL, "the longest wait for one answer"),
-    "default.api.timeout.ms": Key(_MS, 60_000, "consumer admin", "the longest wait for a call, retries included"),
+    "default.api.timeout.ms": Key(
+        _MS, 60_000, "consumer admin", "the longest wait for a call, retries included"
+    ),
     "socket.connection.setup.timeout.ms": Key(_MS, 10_000, _ALL, "the longest wait for a connection"),
     "reconnect.backoff.ms": Key(_MS, 50, _ALL, "the first wait before connecting again"),
     "reconnect.backoff.max.ms": Key(_MS, 1_000, _ALL, "the longest wait before connecting again"),
@@ -102,16 +105,24 @@ KEYS: dict[str, Key] = {
     "metadata.max.age.ms": Key(_MS, 300_000, _ALL, "how old metadata may become"),
     "receive.buffer.bytes": Key(_integer(-1), -1, _ALL, "SO_RCVBUF; -1 leaves it to the system"),
     "send.buffer.bytes": Key(_integer(-1), -1, _ALL, "SO_SNDBUF; -1 leaves it to the system"),
-    "security.protocol": Key(_choice("plaintext"), "plaintext", _ALL, "plaintext; others are not supported yet"),
+    "security.protocol": Key(
+        _choice("plaintext"), "plaintext", _ALL, "plaintext; others are not supported yet"
+    ),
     "acks": Key(_acks, "all", "producer", "which replicas must have a record: 0, 1 or all"),
     "enable.idempotence": Key(_boolean, True, "producer", "no duplicates and no reordering by retries"),
     "batch.size": Key(_integer(1), 16_384, "producer", "bytes at which a batch is full"),
     "linger.ms": Key(_MS, 5, "producer", "how long a batch waits for more records"),
-    "buffer.memory": Key(_integer(1, 2**63 - 1), 33_554_432, "producer", "bytes of unacknowledged records held"),
+    "buffer.memory": Key(
+        _integer(1, 2**63 - 1), 33_554_432, "producer", "bytes of unacknowledged records held"
+    ),
     "max.block.ms": Key(_MS, 60_000, "producer", "the longest wait for room or metadata in send"),
     "max.request.size": Key(_integer(1), 1_048_576, "producer", "the largest record, and produce request"),
-    "max.in.flight.requests.per.connection": Key(_integer(1), 5, "producer", "requests sent ahead of their answers"),
-    "delivery.timeout.ms": Key(_MS, 120_000, "producer", "the longest time from send to acknowledgement or failure"),
+    "max.in.flight.requests.per.connection": Key(
+        _integer(1), 5, "producer", "requests sent ahead of their answers"
+    ),
+    "delivery.timeout.ms": Key(
+        _MS, 120_000, "producer", "the longest time from send to acknowledgement or failure"
+    ),
     "retries": Key(_integer(0), 2**31 - 1, "producer", "how often a batch is tried again"),
     "compression.type": Key(
         _choice("none", "gzip", "snappy", "lz4", "zstd"), "none", "producer", "compression of batches"
@@ -120,15 +131,22 @@ KEYS: dict[str, Key] = {
     "compression.lz4.level": Key(_level(1, 17), None, "producer", "lz4 level, 1 to 17"),
     "compression.zstd.level": Key(_level(-131_072, 22), None, "producer", "zstd level, up to 22"),
     "fetch.min.bytes": Key(_integer(0), 1, "consumer", "bytes a broker waits for before it answers"),
-    "fetch.max.bytes": Key(_integer(0), 52_428_800, "consumer", "bytes of one answer, and of what is fetched ahead"),
+    "fetch.max.bytes": Key(
+        _integer(0), 52_428_800, "consumer", "bytes of one answer, and of what is fetched ahead"
+    ),
     "fetch.max.wait.ms": Key(_MS, 500, "consumer", "how long a broker waits for fetch.min.bytes"),
-    "max.partition.fetch.bytes": Key(_integer(0), 1_048_576, "consumer", "bytes of one partition in one answer"),
+    "max.partition.fetch.bytes": Key(
+        _integer(0), 1_048_576, "consumer", "bytes of one partition in one answer"
+    ),
     "max.poll.records": Key(_integer(1), 500, "consumer", "records that one poll returns at most"),
     "auto.offset.reset": Key(
         _choice("earliest", "latest", "none"), "latest", "consumer", "where to go on when an offset is gone"
     ),
     "isolation.level": Key(
-        _choice("read_uncommitted", "read_committed"), "read_uncommitted", "consumer", "which records are seen"
+        _choice("read_uncommitted", "read_committed"),
+        "read_uncommitted",
+        "consumer",
+        "which records are seen",
     ),
     "check.crcs": Key(_boolean, True, "consumer", "check each batch's CRC"),
 }
@@ -136,7 +154,14 @@ KEYS: dict[str, Key] = {
 _NOT_YET = ("ssl.", "sasl.")
 _GROUPS_NOT_YET = ("group.", "session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy")
 _GROUPS_NOT_YET_TOO = ("enable.auto.commit", "auto.commit.interval.ms", "max.poll.interval.ms")
-_JAVA_ONLY = ("key.serializer", "value.serializer", "key.deserializer", "value.deserializer", "metric", "interceptor.")
+_JAVA_ONLY = (
+    "key.serializer",
+    "value.serializer",
+    "key.deserializer",
+    "value.deserializer",
+    "metric",
+    "interceptor.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +274,8 @@ def producer_config(values: Mapping[str, object]) -> ProducerConfig:
     if config.enable_idempotence and conflicts:
         if "enable.idempotence" in values:
             raise ConfigError(
-                f"enable.idempotence needs {' and '.join(conflicts)}", "change that, or set enable.idempotence=false"
+                f"enable.idempotence needs {' and '.join(conflicts)}",
+                "change that, or set enable.idempotence=false",
             )
         config = _build(ProducerConfig, {**values, "enable.idempotence": False})
     if config.delivery_timeout_ms < config.linger_ms + config.request_timeout_ms:
@@ -273,9 +299,9 @@ def check_keys(values: Mapping[str, object]) -> None:
         _parse(name, value)
 
 
-def foreign_keys(values: Mapping[str, object], client: str) -> list[str]:
-    """The keys that this kind of client (`producer`, `consumer`, `admin`) does not use."""
-    return [name for name in values if name in KEYS and client not in KEYS[name].clients.split()]
+def foreign_keys(values: Mapping[str, object], *clients: str) -> list[str]:
+    """The keys that none of these kinds of client (`producer`, `consumer`, `admin`) uses."""
+    return [name for name in values if name in KEYS and not set(clients) & set(KEYS[name].clients.split())]
 
 
 def _build(kind: type[C], values: Mapping[str, object]) -> C:
@@ -303,14 +329,21 @@ def _parse(name: str, value: object) -> Any:
 
 def _refused(name: str) -> ConfigError:
     if name.startswith(_NOT_YET):
-        return ConfigError(f"{name}: security is not supported by this client yet", "use a PLAINTEXT listener")
+        return ConfigError(
+            f"{name}: security is not supported by this client yet", "use a PLAINTEXT listener"
+        )
     if name.startswith(_GROUPS_NOT_YET) or name in _GROUPS_NOT_YET_TOO:
-        return ConfigError(f"{name}: groups are not supported by this client yet", "remove it and assign partitions")
+        return ConfigError(
+            f"{name}: groups are not supported by this client yet", "remove it and assign partitions"
+        )
     if name.startswith("transaction"):
         return ConfigError(f"{name}: transactions are not supported by this client yet", "remove it")
     if name.startswith(_JAVA_ONLY):
-        return ConfigError(f"{name}: a key of Kafka's Java clients that this client has no use for", "remove it")
+        return ConfigError(
+            f"{name}: a key of Kafka's Java clients that this client has no use for", "remove it"
+        )
     near = get_close_matches(name, KEYS, n=1, cutoff=0.5)
     return ConfigError(
-        f"{name}: no such configuration key", f"did you mean {near[0]}?" if near else "keys are Kafka's client keys"
+        f"{name}: no such configuration key",
+        f"did you mean {near[0]}?" if near else "keys are Kafka's client keys",
     )

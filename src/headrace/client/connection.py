@@ -1,9 +1,9 @@
 """One connection to one broker: version negotiation and pipelined requests.
 
-Owns the correlation ids and the requests that wait for an answer. Invariants: requests leave in the order of `request`
-calls (it never awaits), answers are matched to them in that order, and every request ends: with its answer, or with an
-error when the connection ends or its time is up. A request that times out ends the connection, because on an ordered
-stream everything behind it is stuck too. Called by `cluster`.
+Owns the correlation ids and the requests that wait for an answer. Invariants: requests leave in the order of
+`request` calls (it never awaits), answers are matched to them in that order, and every request ends: with its
+answer, or with an error when the connection ends or its time is up. A request that times out ends the
+connection, because on an ordered stream everything behind it is stuck too. Called by `cluster`.
 """
 
 import asyncio
@@ -13,7 +13,14 @@ from typing import Any
 
 from headrace import __version__
 from headrace.base.errors import ErrorCode
-from headrace.client.errors import ClientError, Disconnected, NotKafka, RequestTimedOut, Unsupported, error_code
+from headrace.client.errors import (
+    ClientError,
+    Disconnected,
+    NotKafka,
+    RequestTimedOut,
+    Unsupported,
+    error_code,
+)
 from headrace.client.transport import Connector, FrameStream
 from headrace.wire.apis import Api
 from headrace.wire.headers import encode_request_header, parse_response_header
@@ -30,7 +37,9 @@ class _Waiting:
 
     __slots__ = ("api", "correlation_id", "future", "timer", "version")
 
-    def __init__(self, api: Api, version: int, correlation_id: int, future: "asyncio.Future[Message]") -> None:
+    def __init__(
+        self, api: Api, version: int, correlation_id: int, future: "asyncio.Future[Message]"
+    ) -> None:
         self.api = api
         self.version = version
         self.correlation_id = correlation_id
@@ -41,7 +50,9 @@ class _Waiting:
 class Connection:
     """A connection that is open from `open` until it fails or is closed; it is never reused after that."""
 
-    def __init__(self, host: str, port: int, *, client_id: str, connector: Connector, timeout_ms: int) -> None:
+    def __init__(
+        self, host: str, port: int, *, client_id: str, connector: Connector, timeout_ms: int
+    ) -> None:
         self.host = host
         self.port = port
         self.versions: dict[int, tuple[int, int]] = {}
@@ -88,7 +99,9 @@ class Connection:
             highest = next((k.max_version for k in reply.api_keys if k.api_key == Api.API_VERSIONS), 0)
             reply = await self.request(Api.API_VERSIONS, body, version=min(highest, HANDSHAKE_VERSION))
         if reply.error_code:
-            raise NotKafka(f"{self.host}:{self.port} refused ApiVersions: {error_code(reply.error_code).name}")
+            raise NotKafka(
+                f"{self.host}:{self.port} refused ApiVersions: {error_code(reply.error_code).name}"
+            )
         self.versions = {key.api_key: (key.min_version, key.max_version) for key in reply.api_keys}
         self.finalized_features = {f.name: f.max_version_level for f in reply.finalized_features or []}
 
@@ -121,7 +134,9 @@ class Connection:
             version = self.version(api, highest)
         stream = self._live_stream()
         if len(self._waiting) >= IN_FLIGHT_MAX:
-            raise ClientError(f"more than {IN_FLIGHT_MAX} requests wait for {self.host}:{self.port}", "await some first")
+            raise ClientError(
+                f"more than {IN_FLIGHT_MAX} requests wait for {self.host}:{self.port}", "await some first"
+            )
         loop = asyncio.get_running_loop()
         waiting = _Waiting(api, version, self._next_correlation_id(), loop.create_future())
         payload = encode_request(api, version, body)
@@ -187,7 +202,9 @@ class Connection:
 
     def _live_stream(self) -> FrameStream:
         if self._error is not None or self._stream is None:
-            raise _again(self._error) if self._error is not None else Disconnected("the connection is not open")
+            raise (
+                _again(self._error) if self._error is not None else Disconnected("the connection is not open")
+            )
         return self._stream
 
     def _next_correlation_id(self) -> int:

@@ -1,8 +1,9 @@
 """The consumer: records of assigned partitions, in order.
 
-Owns the public surface: `assign`, `seek`, `poll`, iteration, offsets. What happens inside: `fetcher` reads ahead, `fetched`
-decodes, `offsets` asks for offsets. Invariants: `poll` returns within its timeout; `position` is the offset of the next
-record that will be handed out. Called by the command line and by people's programs.
+Owns the public surface: `assign`, `seek`, `poll`, iteration, offsets. What happens inside: `fetcher` reads
+ahead, `fetched` decodes, `offsets` asks for offsets. Invariants: `poll` returns within its timeout;
+`position` is the offset of the next record that will be handed out. Called by the command line and by
+people's programs.
 
     async with Consumer({"bootstrap.servers": "127.0.0.1:9092", "auto.offset.reset": "earliest"}) as consumer:
         consumer.assign([TopicPartition("orders", 0)])
@@ -14,6 +15,7 @@ import random
 from collections import deque
 from collections.abc import Iterable, Mapping
 from types import TracebackType
+from typing import Self
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.client.cluster import Cluster
@@ -44,7 +46,7 @@ class Consumer:
         self._fetcher = Fetcher(self.config, self.cluster)
         self._ready: deque[ConsumerRecord] = deque()  # polled by iteration and not handed out yet
 
-    async def __aenter__(self) -> "Consumer":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -68,7 +70,9 @@ class Consumer:
             info = self.cluster.topics.get(topic)
             if info is None or info.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise ClientError(
-                    f"topic {topic!r} does not exist", "'headrace topic list' shows those that do", ErrorCode.INVALID_REQUEST
+                    f"topic {topic!r} does not exist",
+                    "'headrace topic list' shows those that do",
+                    ErrorCode.INVALID_REQUEST,
                 )
             if info.error is not ErrorCode.NONE:
                 raise KafkaError(info.error, f"topic {topic!r}: {info.error.name}")
@@ -102,7 +106,9 @@ class Consumer:
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Go on at this offset."""
         if offset < 0:
-            raise ClientError(f"cannot seek to offset {offset}", "offsets begin at 0", ErrorCode.INVALID_REQUEST)
+            raise ClientError(
+                f"cannot seek to offset {offset}", "offsets begin at 0", ErrorCode.INVALID_REQUEST
+            )
         self._move(partition, offset, None)
 
     def seek_to_beginning(self, partitions: Iterable[TopicPartition]) -> None:
@@ -137,7 +143,9 @@ class Consumer:
                     if self._fetcher.errors:
                         raise self._fetcher.errors.popleft()
         except TimeoutError:
-            raise RequestTimedOut(f"no position of {partition} within {self.config.default_api_timeout_ms} ms") from None
+            raise RequestTimedOut(
+                f"no position of {partition} within {self.config.default_api_timeout_ms} ms"
+            ) from None
         waiting = next((r.offset for r in self._ready if (r.topic, r.partition) == partition), None)
         return state.position if waiting is None else waiting
 

@@ -1,8 +1,8 @@
 """What can go wrong on this side of the wire, as one tree under `KafkaError`.
 
-Owns the local errors: each carries the Kafka code nearest to it, says whether trying again can help, and hints at the next
-step. What a broker answers stays a plain `KafkaError`. Invariant: no failure of the client is a silent hang; every wait ends
-in a result or one of these. Raised by this layer, shown to people by `cli`.
+Owns the local errors: each carries the Kafka code nearest to it, says whether trying again can help, and
+hints at the next step. What a broker answers stays a plain `KafkaError`. Invariant: no failure of the client
+is a silent hang; every wait ends in a result or one of these. Raised by this layer, shown to people by `cli`.
 """
 
 from headrace.base.errors import ErrorCode, KafkaError

@@ -1,8 +1,9 @@
 """What a fetch brought for one partition, turned into records as they are asked for.
 
-Owns decoding. Invariants: records below the position asked for are skipped (a fetch begins with the whole batch that holds
-it); control batches and, when only committed records are wanted, those of aborted transactions are never handed out; the
-position moves past everything that was read, handed out or not. Pure. Called by `fetcher`.
+Owns decoding. Invariants: records below the position asked for are skipped (a fetch begins with the whole
+batch that holds it); control batches and, when only committed records are wanted, those of aborted
+transactions are never handed out; the position moves past everything that was read, handed out or not. Pure.
+Called by `fetcher`.
 """
 
 import heapq
@@ -103,7 +104,9 @@ class Chunk:
                 if offset >= position
             ]
         except KafkaError as error:
-            raise KafkaError(error.code, f"{self.partition} at offset {header.base_offset}: {error.message}") from error
+            raise KafkaError(
+                error.code, f"{self.partition} at offset {header.base_offset}: {error.message}"
+            ) from error
 
     # -- aborted transactions ---------------------------------------------------------------------------------------
 
@@ -122,6 +125,8 @@ class Chunk:
         for record in iter_records(view):
             key = record.key
             if key is None or len(key) < 4:
-                raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{self.partition}: a control record without its type")
+                raise KafkaError(
+                    ErrorCode.CORRUPT_MESSAGE, f"{self.partition}: a control record without its type"
+                )
             if int.from_bytes(key[2:4], "big", signed=True) == CONTROL_ABORT:
                 self._aborting.discard(header.producer_id)

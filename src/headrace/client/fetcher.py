@@ -1,9 +1,9 @@
 """Keeps assigned partitions supplied: fetches ahead of the reader, within a bound.
 
-Owns positions, the fetches in flight (one a broker) and what they brought. Invariants: bytes held ahead are bounded by
-`fetch.max.bytes` and one answer more; records of a partition are handed out in offset order without gap or repeat, also
-across leader changes; after `seek` nothing fetched before it is handed out. Fetches are full ones, without sessions.
-Called by `consumer`.
+Owns positions, the fetches in flight (one a broker) and what they brought. Invariants: bytes held ahead are
+bounded by `fetch.max.bytes` and one answer more; records of a partition are handed out in offset order
+without gap or repeat, also across leader changes; after `seek` nothing fetched before it is handed out.
+Fetches are full ones, without sessions. Called by `consumer`.
 """
 
 import asyncio
@@ -172,7 +172,9 @@ class Fetcher:
         del self._tasks[name]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("consumer task failed", exc_info=error, extra={"fields": {"task": name}})
-            self.errors.append(ClientError(f"the consumer failed: {error!r}", "please report this with the log"))
+            self.errors.append(
+                ClientError(f"the consumer failed: {error!r}", "please report this with the log")
+            )
             self._arrived.set()
         self._wake.set()
 
@@ -260,7 +262,8 @@ class Fetcher:
             "session_id": 0,
             "session_epoch": FULL_FETCH_EPOCH,
             "topics": [
-                {"topic": name, "topic_id": ids[name], "partitions": entries} for name, entries in topics.items()
+                {"topic": name, "topic_id": ids[name], "partitions": entries}
+                for name, entries in topics.items()
             ],
         }
         highest = BY_NAME_HIGHEST if ZERO_ID in ids.values() else None
@@ -298,9 +301,9 @@ class Fetcher:
             name = topic.topic or self._cluster.topic_name(bytes(topic.topic_id)) or ""
             for result in topic.partitions:
                 partition = TopicPartition(name, result.partition_index)
-                state = self.assigned.get(partition)  # type: ignore[assignment]
-                if state is not None and state.generation == generations.get(partition):
-                    self._receive(state, result, reply)
+                current = self.assigned.get(partition)
+                if current is not None and current.generation == generations.get(partition):
+                    self._receive(current, result, reply)
         self._arrived.set()
 
     def _receive(self, state: Assigned, result: Message, reply: Message) -> None:
@@ -320,20 +323,24 @@ class Fetcher:
             aborted = [(item.producer_id, item.first_offset) for item in result.aborted_transactions or []]
         try:
             chunk = Chunk(
-                state.partition, memoryview(data), state.fetch_offset, aborted, check_crcs=self._config.check_crcs
+                state.partition,
+                memoryview(data),
+                state.fetch_offset,
+                aborted,
+                check_crcs=self._config.check_crcs,
             )
         except KafkaError as error:
             self._fail(state, error)
             self.errors.append(error)
             return
         if chunk.end_offset == state.fetch_offset:
-            error = ClientError(
-                f"{state.partition} at offset {state.fetch_offset}: {len(data)} bytes came without one whole batch",
+            stuck = ClientError(
+                f"{state.partition} at offset {state.fetch_offset}: no whole batch in {len(data)} bytes",
                 "raise max.partition.fetch.bytes and fetch.max.bytes",
                 ErrorCode.RECORD_LIST_TOO_LARGE,
             )
-            self._fail(state, error)
-            self.errors.append(error)
+            self._fail(state, stuck)
+            self.errors.append(stuck)
             return
         state.fetch_offset = chunk.end_offset
         state.chunks.append(chunk)
@@ -348,7 +355,10 @@ class Fetcher:
                 self._fail(state, error)
                 self.errors.append(error)
                 return
-            _log.info("offset out of range", extra={"fields": {"partition": str(state.partition), "offset": state.position}})
+            _log.info(
+                "offset out of range",
+                extra={"fields": {"partition": str(state.partition), "offset": state.position}},
+            )
             state.move(UNKNOWN_OFFSET, self._reset_to())
             return
         self._fail(state, error)

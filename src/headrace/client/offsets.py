@@ -1,7 +1,7 @@
 """Offsets by time and at the ends of partitions, asked of each partition's leader.
 
-Owns ListOffsets with its retries: partitions whose leader moved are asked again, the others are not. Called by `consumer`
-and, through it, by the command line.
+Owns ListOffsets with its retries: partitions whose leader moved are asked again, the others are not. Called
+by `consumer` and, through it, by the command line.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Which partition a record goes to: by its key, as Kafka's Java client does it, or sticky when it has none.
 
-Owns the hash and the choice. Invariants: the same key with the same number of partitions gives the partition that Kafka's
-own producer gives (records of one key stay together whoever writes them); keyless records stay on one partition until about
-a batch has gone there, then move to another with a leader. Called by `producer`.
+Owns the hash and the choice. Invariants: the same key with the same number of partitions gives the partition
+that Kafka's own producer gives (records of one key stay together whoever writes them); keyless records stay
+on one partition until about a batch has gone there, then move to another with a leader. Called by `producer`.
 """
 
 import random
@@ -60,7 +60,11 @@ class StickyPartitioner:
         if key is not None:
             return positive_hash(key) % len(topic.partitions)
         current = self._current.get(topic.name)
-        if current is None or current[0] not in topic.partitions or current[1] + size_bytes > self._batch_size:
+        if (
+            current is None
+            or current[0] not in topic.partitions
+            or current[1] + size_bytes > self._batch_size
+        ):
             if len(self._current) >= STICKY_TOPICS_MAX:
                 self._current.clear()
             current = (self._choose(topic, current[0] if current else NO_NODE), 0)
@@ -68,6 +72,8 @@ class StickyPartitioner:
         return current[0]
 
     def _choose(self, topic: TopicInfo, previous: int) -> int:
-        led = [p.partition for p in topic.partitions.values() if p.leader != NO_NODE] or list(topic.partitions)
+        led = [p.partition for p in topic.partitions.values() if p.leader != NO_NODE] or list(
+            topic.partitions
+        )
         others = [partition for partition in led if partition != previous] or led
         return self._random.choice(others)

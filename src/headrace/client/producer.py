@@ -1,8 +1,9 @@
 """The producer: records in, promises out.
 
-Owns the public surface: `send`, `flush`, `close`. What happens inside: `partitioner` chooses, `accumulator` holds,
-`sender` sends. Invariants: `send` waits only for metadata and for room in the buffer, and for at most `max.block.ms`;
-every promise ends; `close` returns only when all of them have. Called by the command line and by people's programs.
+Owns the public surface: `send`, `flush`, `close`. What happens inside: `partitioner` chooses, `accumulator`
+holds, `sender` sends. Invariants: `send` waits only for metadata and for room in the buffer, and for at most
+`max.block.ms`; every promise ends; `close` returns only when all of them have. Called by the command line and
+by people's programs.
 
     async with Producer({"bootstrap.servers": "127.0.0.1:9092"}) as producer:
         delivery = await producer.send("orders", b"value", key=b"key")    # in the buffer
@@ -14,6 +15,7 @@ import random
 import time
 from collections.abc import Mapping
 from types import TracebackType
+from typing import Self
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.client.accumulator import Accumulator
@@ -49,7 +51,7 @@ class Producer:
         self._sender: Sender | None = None
         self._closed = False
 
-    async def __aenter__(self) -> "Producer":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -155,8 +157,9 @@ class Producer:
                 await self._accumulator.wait_for_room(size_bytes)
         except TimeoutError:
             reason = f": {self.cluster.last_error}" if self.cluster.last_error is not None else ""
+            size, wait_ms = self.config.buffer_memory, self.config.max_block_ms
             raise BufferFull(
-                f"the buffer of {self.config.buffer_memory} bytes had no room for {self.config.max_block_ms} ms{reason}",
+                f"the buffer of {size} bytes had no room for {wait_ms} ms{reason}",
                 "send more slowly, or raise buffer.memory or max.block.ms",
             ) from None
         if self._closed:

@@ -1,7 +1,8 @@
 """Calls that are tried again until they succeed, fail for good, or run out of time.
 
-Owns the loop that admin and consumer calls share. Invariant: the wait is bounded by the deadline, and the error that ends
-it is the one that kept it from succeeding. The producer has its own, because its retries must keep order.
+Owns the loop that admin and consumer calls share. Invariant: the wait is bounded by the deadline, and the
+error that ends it is the one that kept it from succeeding. The producer has its own, because its retries must
+keep order.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from headrace.client.errors import Disconnected, NotKafka, RequestTimedOut
 T = TypeVar("T")
 
 # Before anything has ever answered, an address that refuses is most likely wrong: people should hear it soon.
-FIRST_CONTACT_TIMEOUT_MS = 5_000
+FIRST_CONTACT_TIMEOUT_MS = 3_000
 
 
 async def with_retries(cluster: Cluster, timeout_ms: int, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -63,4 +64,6 @@ def _out_of_time(cluster: Cluster, timeout_ms: int) -> KafkaError:
             f"no broker answered within {timeout_ms} ms; the last attempt: {cluster.last_error.message}",
             cluster.last_error.hint,
         )
-    return RequestTimedOut(f"no answer within {timeout_ms} ms", "the broker may be overloaded, paused or gone")
+    return RequestTimedOut(
+        f"no answer within {timeout_ms} ms", "the broker may be overloaded, paused or gone"
+    )

@@ -1,15 +1,17 @@
 """Takes batches from the accumulator to the brokers, and brings each to its end.
 
-Owns the requests in flight, the producer id and epoch, and the choice between retry, failure and a new epoch. Invariants:
-a partition's records reach its log in the order they were added, each once, as long as idempotence is on and the broker
-keeps its producer state; at most `max.in.flight.requests.per.connection` requests wait at a broker; every batch ends by
-its deadline. One task runs it; answers come back as callbacks on the same loop, so there is nothing to lock.
+Owns the requests in flight, the producer id and epoch, and the choice between retry, failure and a new epoch.
+Invariants: a partition's records reach its log in the order they were added, each once, as long as
+idempotence is on and the broker keeps its producer state; at most `max.in.flight.requests.per.connection`
+requests wait at a broker; every batch ends by its deadline. One task runs it; answers come back as callbacks
+on the same loop, so there is nothing to lock.
 
-How order survives retries. Several batches of a partition may be in flight, numbered by sequence. When one fails, those
-behind it are refused by the broker (a gap in the sequence) and come back too; each is put back at its place and sent again
-only when nothing before it is unanswered. When a batch is given up although it had a number, or the broker lost track, the
-numbers can no longer be continued: once nothing is in flight the partition goes on under the next epoch, from 0.
-Without idempotence a retry may overtake, as in Kafka, unless only one request may be in flight.
+How order survives retries. Several batches of a partition may be in flight, numbered by sequence. When one
+fails, those behind it are refused by the broker (a gap in the sequence) and come back too; each is put back
+at its place and sent again only when nothing before it is unanswered. When a batch is given up although it
+had a number, or the broker lost track, the numbers can no longer be continued: once nothing is in flight the
+partition goes on under the next epoch, from 0. Without idempotence a retry may overtake, as in Kafka, unless
+only one request may be in flight.
 """
 
 import asyncio
@@ -265,7 +267,9 @@ class Sender:
         for queue, batch in sent:
             answer = results.get(batch.partition)
             if answer is None:
-                missing = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the answer says nothing about {batch.partition}")
+                missing = KafkaError(
+                    ErrorCode.UNKNOWN_SERVER_ERROR, f"the answer says nothing about {batch.partition}"
+                )
                 self._failed(queue, batch, missing, now_s)
                 continue
             code = error_code(answer.error_code)
@@ -301,7 +305,10 @@ class Sender:
             return
         lost_track = self._config.enable_idempotence and error.code in _LOST_TRACK
         if lost_track and batch.producer == queue.producer and queue.first_unanswered(batch):
-            _log.info("new producer epoch", extra={"fields": {"partition": str(batch.partition), "code": error.code.name}})
+            _log.info(
+                "new producer epoch",
+                extra={"fields": {"partition": str(batch.partition), "code": error.code.name}},
+            )
             queue.needs_new_epoch = True
         if not (error.retriable or lost_track) or batch.attempts > self._config.retries:
             self._give_up(queue, batch, error)
@@ -337,8 +344,9 @@ class Sender:
     def _too_late(self, batch: Batch) -> DeliveryTimedOut:
         reason = batch.last_error or self._cluster.last_error
         because = f"; the last error: {reason}" if reason is not None else ""
+        wait_ms = self._config.delivery_timeout_ms
         return DeliveryTimedOut(
-            f"a record for {batch.partition} was not acknowledged within {self._config.delivery_timeout_ms} ms{because}",
+            f"a record for {batch.partition} was not acknowledged within {wait_ms} ms{because}",
             "the cluster may be down or overloaded; delivery.timeout.ms sets how long to try",
         )
 

@@ -1,9 +1,9 @@
 """Frames over a socket: the one narrow edge between the client and the network.
 
-Owns cutting the byte stream into frames (a 4-byte length, then that many bytes) and the state of the socket's send buffer.
-Invariants: a frame is delivered once, whole, in order; after `on_closed` nothing more is delivered; a frame is never larger
-than `FRAME_BYTES_MAX`. TLS comes in as another `Connector`, authentication as requests that the connection sends first;
-tests give a scripted one. Called by `connection`.
+Owns cutting the byte stream into frames (a 4-byte length, then that many bytes) and the state of the socket's
+send buffer. Invariants: a frame is delivered once, whole, in order; after `on_closed` nothing more is
+delivered; a frame is never larger than `FRAME_BYTES_MAX`. TLS comes in as another `Connector`, authentication
+as requests that the connection sends first; tests give a scripted one. Called by `connection`.
 """
 
 import asyncio
@@ -54,8 +54,8 @@ Connector: TypeAlias = Callable[[str, int, FrameHandler], Awaitable[FrameStream]
 class SocketStream(asyncio.BufferedProtocol):
     """A FrameStream over an asyncio transport.
 
-    Small frames are cut from one scratch buffer, so that a burst of them costs one system call; a frame that does not fit
-    is received straight into memory of its own size.
+    Small frames are cut from one scratch buffer, so that a burst of them costs one system call; a frame that does
+    not fit is received straight into memory of its own size.
     """
 
     def __init__(self, handler: FrameHandler) -> None:
@@ -156,7 +156,9 @@ class SocketStream(asyncio.BufferedProtocol):
         self.close()
 
 
-def socket_connector(*, timeout_ms: int, receive_buffer_bytes: int = -1, send_buffer_bytes: int = -1) -> Connector:
+def socket_connector(
+    *, timeout_ms: int, receive_buffer_bytes: int = -1, send_buffer_bytes: int = -1
+) -> Connector:
     """Plain TCP. Raises Disconnected, with the reason, when the address cannot be reached in time."""
 
     async def connect(host: str, port: int, handler: FrameHandler) -> FrameStream:
@@ -166,7 +168,8 @@ def socket_connector(*, timeout_ms: int, receive_buffer_bytes: int = -1, send_bu
                 transport, stream = await loop.create_connection(lambda: SocketStream(handler), host, port)
         except TimeoutError:
             raise Disconnected(
-                f"{host}:{port} did not accept a connection within {timeout_ms} ms", "check the address and firewall"
+                f"{host}:{port} did not accept a connection within {timeout_ms} ms",
+                "check the address and firewall",
             ) from None
         except OSError as error:
             raise Disconnected(
@@ -176,7 +179,10 @@ def socket_connector(*, timeout_ms: int, receive_buffer_bytes: int = -1, send_bu
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for option, size in ((socket.SO_RCVBUF, receive_buffer_bytes), (socket.SO_SNDBUF, send_buffer_bytes)):
+            for option, size in (
+                (socket.SO_RCVBUF, receive_buffer_bytes),
+                (socket.SO_SNDBUF, send_buffer_bytes),
+            ):
                 if size > 0:
                     sock.setsockopt(socket.SOL_SOCKET, option, size)
         return stream

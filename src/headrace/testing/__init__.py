@@ -1,7 +1,8 @@
 """Real brokers for tests: a context manager, and a pytest plugin built on it.
 
-Owns: starting `python -m headrace serve` as a child process, waiting until it is ready, and ending it. Invariant: no
-broker outlives the process that started it, however that process dies. Users call it from their tests:
+Owns: starting `python -m headrace serve` as a child process, waiting until it is ready, and ending it.
+Invariant: no broker outlives the process that started it, however that process dies. Users call it from their
+tests:
 
     def test_orders(headrace):                      # pytest fixture, a fresh broker in memory
         producer = Producer({"bootstrap.servers": headrace.bootstrap})

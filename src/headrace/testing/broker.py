@@ -1,10 +1,11 @@
 """One broker process, owned by a test.
 
-Owns the child process, its port, its log and (unless one is given) its data directory. Invariants: `start` returns only
-when the broker has printed `ready`; the port stays the same over `restart`, so clients find it again; the process ends
-with this one. The last comes from a lifeline: the child's standard input is a pipe that only this process can write to,
-and the broker stops when it reads end-of-file there, which the kernel delivers however this process dies.
-(PR_SET_PDEATHSIG would fire when the *thread* that started the broker ends, and exists on Linux only.)
+Owns the child process, its port, its log and (unless one is given) its data directory. Invariants: `start`
+returns only when the broker has printed `ready`; the port stays the same over `restart`, so clients find it
+again; the process ends with this one. The last comes from a lifeline: the child's standard input is a pipe
+that only this process can write to, and the broker stops when it reads end-of-file there, which the kernel
+delivers however this process dies. (PR_SET_PDEATHSIG would fire when the *thread* that started the broker
+ends, and exists on Linux only.)
 
 Called by `headrace.testing.plugin` and by people's own test code.
 """
@@ -22,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import IO
+from typing import IO, Self
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
@@ -71,7 +72,7 @@ class Broker:
         self.data_dir: str | None = None if data_dir is None else os.fspath(data_dir)
         if not self.memory and self.data_dir is None:
             self._own_dir = self.data_dir = tempfile.mkdtemp(prefix="headrace-test-")
-        self._log: IO[bytes] = tempfile.TemporaryFile(prefix="headrace-log-")
+        self._log: IO[bytes] = tempfile.TemporaryFile(prefix="headrace-log-")  # noqa: SIM115 (closed by close)
         self._process: subprocess.Popen[bytes] | None = None
 
     # -- what a test asks -------------------------------------------------------------------------------------------
@@ -148,7 +149,9 @@ class Broker:
                 process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 self.kill()
-                raise BrokerFailed(f"the broker did not stop within {timeout_s} s of SIGTERM{self._tail()}") from None
+                raise BrokerFailed(
+                    f"the broker did not stop within {timeout_s} s of SIGTERM{self._tail()}"
+                ) from None
         self._reap()
         if process.returncode != 0:
             raise BrokerFailed(f"the broker ended with status {process.returncode}{self._tail()}")
@@ -186,8 +189,9 @@ class Broker:
                 shutil.rmtree(self._own_dir, ignore_errors=True)
             self._log.close()
 
-    def __enter__(self) -> "Broker":
-        return self.start()
+    def __enter__(self) -> Self:
+        self.start()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -255,7 +259,7 @@ class Broker:
                 output += chunk
         line = output.split(b"\n", 1)[0].decode(errors="replace")
         word, _, address = line.partition(" ")
-        host, _, port = address.rpartition(":")
+        port = address.rpartition(":")[2]
         if word != "ready" or not port.isdigit():
             raise BrokerFailed(f"expected 'ready HOST:PORT' from the broker, got {line!r}")
         self.port = int(port)
@@ -278,7 +282,10 @@ def _text(value: object) -> str:
 def _free_port(host: str) -> int:
     """A free port below the range of outgoing connections, so that none takes it while a killed broker is down."""
     highest = 32_767
-    with contextlib.suppress(OSError, ValueError), open("/proc/sys/net/ipv4/ip_local_port_range") as range_file:
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open("/proc/sys/net/ipv4/ip_local_port_range") as range_file,
+    ):
         highest = int(range_file.read().split()[0]) - 1
     if highest <= PORT_LOWEST + PORT_ATTEMPTS_MAX:
         highest = 65_535

@@ -1,7 +1,7 @@
 """The pytest plugin: fixtures `headrace` and `headrace_session`, and the broker's log beside a failed test.
 
-Owns the fixtures. Invariant: importing it loads nothing that pytest has not loaded already; a broker starts only for a
-test that asks for one. Loaded by pytest through the entry point group `pytest11`.
+Owns the fixtures. Invariant: importing it loads nothing that pytest has not loaded already; a broker starts
+only for a test that asks for one. Loaded by pytest through the entry point group `pytest11`.
 
     def test_orders(headrace):                                      # a fresh broker for this test
         Producer({"bootstrap.servers": headrace.bootstrap})
@@ -24,7 +24,7 @@ LOG_SHOWN_BYTES = 16_384
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "headrace(**arguments): arguments of headrace.testing.Broker for the `headrace` fixture, such as settings={...}",
+        "headrace(**arguments): arguments of headrace.testing.Broker for the `headrace` fixture",
     )
 
 
