@@ -135,6 +135,7 @@ def markdown(results: Results, runs: int) -> str:
     return "\n".join(out)
 
 
+FONT = 'font-family="sans-serif" font-size="12"'
 BAR_HEIGHT, BAR_GAP, LEFT, RIGHT, TOP = 16, 8, 300, 560, 46
 
 
@@ -156,8 +157,7 @@ def chart(results: Results) -> str:
 
     height = TOP + len(gains) * (BAR_HEIGHT + BAR_GAP) + 10
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{height}" '
-        'font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{height}" {FONT}>',
         '<rect width="100%" height="100%" fill="#ffffff"/>',
         f'<text x="{middle}" y="18" text-anchor="middle" font-weight="bold">times better than Kafka</text>',
         f'<text x="{middle}" y="36" text-anchor="middle" fill="#666666">same</text>',

@@ -22,6 +22,7 @@ from benchmarks.systems import System, Unavailable, kafka_tool
 RECORD_BYTES = 100
 CLIENT_S = 300.0
 SETTLE_S = 2.0
+QUIET = {"log_level": 0}
 Numbers = dict[str, float]
 
 
@@ -45,7 +46,7 @@ def topic(system: System, partitions: int = 1, **config: str) -> Iterator[str]:
     """A new topic, gone afterwards."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    admin = AdminClient({"bootstrap.servers": system.bootstrap})
+    admin = AdminClient({"bootstrap.servers": system.bootstrap, **QUIET})
     name = f"bench-{uuid.uuid4().hex[:10]}"
     settings = {key.replace("_", "."): value for key, value in config.items()}
     admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(60)
@@ -80,7 +81,7 @@ def kcat(*arguments: str) -> float:
     return time.perf_counter() - begun_s
 
 
-def kcat_produce(system: System, name: str, count: int, *more: str) -> float:
+def kcat_produce(system: System, name: str, count: int) -> float:
     return kcat(
         *(
             "-P",
@@ -95,7 +96,7 @@ def kcat_produce(system: System, name: str, count: int, *more: str) -> float:
             "-X",
             "batch.size=1000000",
         ),
-        *("-X", "queue.buffering.max.messages=1000000", *more, "-l", str(lines(count))),
+        *("-X", "queue.buffering.max.messages=1000000", "-l", str(lines(count))),
     )
 
 
@@ -121,7 +122,7 @@ def produce_flushed(system: System, scale: Scale) -> Numbers:
 def produce_spread(system: System, scale: Scale) -> Numbers:
     with topic(system, scale.partitions) as name:
         cpu_s = system.cpu_s()
-        seconds = kcat_produce(system, name, scale.records, "-X", "sticky.partitioning.linger.ms=0")
+        seconds = kcat_produce(system, name, scale.records)
         return rates(system, scale.records, seconds, cpu_s, "spread produce")
 
 
@@ -169,16 +170,17 @@ def latency(system: System, scale: Scale) -> Numbers:
     total = warm + scale.latency_rate_per_s * scale.latency_s
     with topic(system) as name:
         consumer = Consumer(
-            {"bootstrap.servers": system.bootstrap, "group.id": "bench", "enable.auto.commit": False}
+            {"bootstrap.servers": system.bootstrap, "group.id": "bench", "enable.auto.commit": False, **QUIET}
         )
         consumer.assign([TopicPartition(name, 0, 0)])
-        producer = Producer({"bootstrap.servers": system.bootstrap, "acks": 1, "linger.ms": 0})
+        producer = Producer({"bootstrap.servers": system.bootstrap, "acks": 1, "linger.ms": 0, **QUIET})
 
         def write() -> None:
             begun_s = time.perf_counter()
             for i in range(total):
-                while (left_s := begun_s + i / scale.latency_rate_per_s - time.perf_counter()) > 0:
-                    producer.poll(min(left_s, 0.0005))
+                while time.perf_counter() < begun_s + i / scale.latency_rate_per_s:
+                    time.sleep(0.0001)
+                    producer.poll(0)
                 producer.produce(name, b"%.9f" % time.perf_counter() + b"x" * 80, partition=0)
                 producer.poll(0)
             producer.flush(30)
@@ -205,7 +207,7 @@ def create_topics(system: System, scale: Scale) -> Numbers:
     """Seconds until 100 topics with a tenth of `scale.partitions` over 100 each are created, in one request."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    admin = AdminClient({"bootstrap.servers": system.bootstrap})
+    admin = AdminClient({"bootstrap.servers": system.bootstrap, **QUIET})
     admin.list_topics(timeout=30)
     prefix = uuid.uuid4().hex[:8]
     names = [f"bench-{prefix}-{i}" for i in range(100)]
@@ -232,7 +234,7 @@ def first_ack_s(system: System, name: str) -> float:
             "reconnect.backoff.max.ms": 50,
             "retry.backoff.ms": 10,
             "topic.metadata.refresh.fast.interval.ms": 20,
-            "log_level": 0,
+            **QUIET,
         }
     )
     told: list[object] = []
@@ -258,7 +260,7 @@ def made_topic(system: System) -> str:
     """A topic that stays."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    admin = AdminClient({"bootstrap.servers": system.bootstrap})
+    admin = AdminClient({"bootstrap.servers": system.bootstrap, **QUIET})
     admin.create_topics([NewTopic("start", 1, 1)])["start"].result(60)
     while "start" not in admin.list_topics(timeout=30).topics:
         pass
@@ -288,7 +290,7 @@ def memory(kind: type[System], scale: Scale) -> Numbers:
     with alone(kind) as system:
         time.sleep(SETTLE_S)
         idle_mb = system.memory_mb()
-        admin = AdminClient({"bootstrap.servers": system.bootstrap})
+        admin = AdminClient({"bootstrap.servers": system.bootstrap, **QUIET})
         admin.create_topics([NewTopic("many", scale.partitions, 1)])["many"].result(120)
         time.sleep(SETTLE_S)
         each_kb = (system.memory_mb() - idle_mb) * 1024 / scale.partitions
