@@ -16,12 +16,8 @@ NAME_BYTES_MAX: Final = 255
 PARTITION_MAX: Final = 2**31 - 1
 
 
-class DirectoryRefused(Exception):
-    """The data directory cannot be used by this broker; the message says why and what to do."""
-
-
-class DirectoryLocked(DirectoryRefused):
-    """Another process has it."""
+class DirectoryInUse(Exception):
+    """Another process has the data directory; the message says which file tells so and what to do."""
 
 
 def directory_name(topic: str, partition: int) -> str:
@@ -56,7 +52,7 @@ class DirectoryLock:
     """A data directory, held by this process until `release` or its end, however it ends."""
 
     def __init__(self, directory: str) -> None:
-        """DirectoryLocked when another process holds it."""
+        """DirectoryInUse when another process holds it."""
         self.path = os.path.join(directory, LOCK_NAME)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -64,7 +60,7 @@ class DirectoryLock:
         except BlockingIOError:
             holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
             os.close(self._fd)
-            raise DirectoryLocked(
+            raise DirectoryInUse(
                 f"the data directory {directory} is in use: another process"
                 f"{f' (pid {holder})' if holder.isdecimal() else ''} holds the lock on {self.path}. "
                 f"Stop that broker first, or give this one another directory (log.dirs)."

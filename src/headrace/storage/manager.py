@@ -6,11 +6,12 @@ kill at any moment is seen as one; a partition's directory is used only by the t
 cannot be opened is offline (KAFKA_STORAGE_ERROR) and stops nothing else; a deleted partition's name is free at once,
 its files go in the background. Called by the broker, on the loop.
 
-The order at start: the constructor takes the directory; the metadata log is opened and replayed; `load` opens what the
-metadata says is here; `put_aside_strays` moves what it does not know out of the way.
+The order at start: `start` takes the directory; the metadata log is opened with `create` and replayed; `load` opens
+what the metadata says is here; `put_aside_strays` moves what it does not know out of the way.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from headrace.base.clock import Clock
@@ -35,7 +36,6 @@ from headrace.storage.directories import (
     DELETED_SUFFIX,
     STRAY_SUFFIX,
     DirectoryLock,
-    DirectoryRefused,
     aside_name,
     directory_name,
     is_deleted,
@@ -43,14 +43,12 @@ from headrace.storage.directories import (
 )
 from headrace.storage.files import DiskFileSystem, FileSystem
 from headrace.storage.log import PartitionLog
+from headrace.storage.memory import MemoryFileSystem
 from headrace.storage.recovery import open_log
 from headrace.storage.upkeep import Background, Upkeep
 
 CLEAN_SHUTDOWN_NAME: Final = ".kafka_cleanshutdown"
 _CLEAN_SHUTDOWN: Final = b'{"version":0,"brokerEpoch":-1}'
-
-MEMORY_DIRECTORY: Final = "memory"
-"""What a broker without a disk tells as its data directory."""
 
 PROGRESS_INTERVAL_MS: Final = 2_000
 """How often a long recovery says how far it is."""
@@ -91,19 +89,11 @@ class LogManager:
     """The logs of one data directory. Everything but `load`'s recovery runs on the loop."""
 
     def __init__(
-        self,
-        fs: FileSystem,
-        config: BrokerConfig,
-        clock: Clock,
-        worker: Worker,
-        new_id: Callable[[], bytes],
+        self, fs: FileSystem, data_dir: str, config: BrokerConfig, clock: Clock, worker: Worker
     ) -> None:
-        """Take the directory that `fs` is rooted in; `new_id` gives ids to a new one.
-
-        DirectoryRefused when it is another process's or another node's, OSError when it cannot be read.
-        """
+        """`data_dir` names the directory that `fs` is rooted in, for people and DescribeLogDirs."""
         self.fs = fs
-        self.data_dir = fs.root if isinstance(fs, DiskFileSystem) else MEMORY_DIRECTORY
+        self.data_dir = data_dir
         self._config = config
         self._clock = clock
         self._worker = worker
@@ -114,6 +104,8 @@ class LogManager:
         # Directories found at start that no log was opened from yet.
         self._unclaimed: dict[Key, str] = {}
         self._to_remove: list[str] = []
+        # Logs found closed in order, and what they held then: those still the same need no closing.
+        self._opened_at: dict[Key, tuple[int, int, int]] = {}
         self._lock: DirectoryLock | None = None
         self._was_clean = False
         self._recovery_points = OffsetCheckpoint(fs, RECOVERY_POINTS_NAME)
@@ -127,39 +119,26 @@ class LogManager:
         self._aside_count = 0
         self.limit_offset: Callable[[PartitionLog], int] = lambda log: log.log_end_offset
         """How far retention of a log may go: its high watermark, once someone keeps one."""
-        if isinstance(fs, DiskFileSystem):
-            self._lock = DirectoryLock(fs.root)
+
+    # -- start -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take the directory. DirectoryInUse when another process has it, OSError when it cannot be read."""
+        if isinstance(self.fs, DiskFileSystem):
+            self._lock = DirectoryLock(self.fs.root)
         try:
-            self.identity: Final = self._identify(config.node_id, new_id)
             self._take_stock()
         except BaseException:
             self._release()
             raise
 
-    # -- start -----------------------------------------------------------------------------------------------
+    def identity(self) -> MetaProperties | None:
+        """Whose directory this is, None when it is new. CorruptIdentity when that cannot be told."""
+        return read_meta_properties(self.fs)
 
-    def _identify(self, node_id: int, new_id: Callable[[], bytes]) -> MetaProperties:
-        """Whose directory this is; a new one becomes this node's."""
-        try:
-            meta = read_meta_properties(self.fs)
-        except CorruptIdentity as error:
-            raise DirectoryRefused(
-                f"the data directory {self.data_dir} does not say whose it is: {error}. "
-                "Restore that file from another copy, or use another directory (log.dirs)."
-            ) from error
-        if meta is None:
-            meta = MetaProperties(format_id(new_id()), node_id, format_id(new_id()))
-            write_meta_properties(self.fs, meta)
-        elif meta.node_id != node_id:
-            raise DirectoryRefused(
-                f"the data directory {self.data_dir} belongs to node {meta.node_id}, this is node {node_id}. "
-                "Set node.id to match it, or use another directory (log.dirs)."
-            )
-        return meta
-
-    @property
-    def cluster_id(self) -> str:
-        return self.identity.cluster_id
+    def claim(self, meta: MetaProperties) -> None:
+        """Write down whose directory this is."""
+        write_meta_properties(self.fs, meta)
 
     def _take_stock(self) -> None:
         names = self.fs.listdir("")
@@ -195,7 +174,7 @@ class LogManager:
         begun_ms = told_ms = self._clock.monotonic_ms()
         for number, want in enumerate(present):
             try:
-                self.open(*want)
+                self.create(*want)
             except KafkaError:
                 pass  # remembered as offline, and logged
             now_ms = self._clock.monotonic_ms()
@@ -248,7 +227,7 @@ class LogManager:
             raise error
         return log
 
-    def open(self, topic: str, partition: int, topic_id: bytes, config: TopicConfig) -> PartitionLog:
+    def create(self, topic: str, partition: int, topic_id: bytes, config: TopicConfig) -> PartitionLog:
         """The log of a partition: open already, or opened from its directory, or new.
 
         KafkaError(KAFKA_STORAGE_ERROR) when the disk does not allow it; the partition is then offline.
@@ -302,6 +281,8 @@ class LogManager:
         if found_id is None:
             self._write_topic_id(directory, topic_id)
         del self._unclaimed[key]
+        if self._was_clean:
+            self._opened_at[key] = _extent(log)
         return log
 
     def _make(self, key: Key, topic_id: bytes, config: TopicConfig) -> PartitionLog:
@@ -348,6 +329,7 @@ class LogManager:
         key = (topic, partition)
         log = self._logs.pop(key, None)
         self._topic_ids.pop(key, None)
+        self._opened_at.pop(key, None)
         was_offline = self._offline.pop(key, None) is not None
         found = self._unclaimed.pop(key, None)
         if log is None and not was_offline and found is None:
@@ -383,9 +365,20 @@ class LogManager:
         """Give directories that wait for removal to the worker; `tick` tries again what it does not take."""
         while self._to_remove:
             name = self._to_remove[-1]
-            if not self._worker.submit(lambda name=name: self.fs.rmtree(name)):  # type: ignore[misc]
+            if not self._submit(partial(self.fs.rmtree, name)):
                 return
             self._to_remove.pop()
+
+    def _submit(
+        self, work: Callable[[], None], done: Callable[[Exception | None], None] | None = None
+    ) -> bool:
+        """Have the worker do it; at once when files are in memory, where it takes no time and suits no thread."""
+        if not isinstance(self.fs, MemoryFileSystem):
+            return self._worker.submit(work, done)
+        work()
+        if done is not None:
+            done(None)
+        return True
 
     # -- upkeep ----------------------------------------------------------------------------------------------
 
@@ -430,7 +423,10 @@ class LogManager:
                 self._written_recovery_points = points
             self._written_log_starts = starts
 
-        self._checkpoint_running = self._worker.submit(write, written)
+        self._checkpoint_running = True
+        if not self._submit(write, written):
+            self._checkpoint_running = False
+            self._upkeep.recovery_points_moved = True
 
     def _truncated_below_checkpoint(self) -> bool:
         """Whether a recovery would start too late in some log: a truncation has set its flushed offset back."""
@@ -479,17 +475,11 @@ class LogManager:
             self._release()
 
     def _close_cleanly(self) -> None:
-        failed = 0
-        for log in self._logs.values():
-            try:
-                log.close(clean=not log.failed)
-                failed += log.failed
-            except (KafkaError, OSError) as error:
-                failed += 1
-                logger.error(
-                    "log could not be closed in order",
-                    extra={"fields": {"topic": log.topic, "partition": log.partition, "why": str(error)}},
-                )
+        failures: list[PartitionLog] = []
+        self._worker.run_all(
+            [partial(self._close_log, key, log, failures) for key, log in self._logs.items()]
+        )
+        failed = len(failures)
         if not self._was_clean:
             # These were never recovered, so nobody may take them for whole at the next start.
             failed += len(self._offline.keys() | self._unclaimed.keys())
@@ -505,7 +495,26 @@ class LogManager:
         except OSError as error:
             logger.error("clean shutdown could not be recorded", extra={"fields": {"why": str(error)}})
 
+    def _close_log(self, key: Key, log: PartitionLog, failures: list[PartitionLog]) -> None:
+        """Close one log in order; runs in a thread, because it waits for the disk several times."""
+        try:
+            untouched = self._opened_at.get(key) == _extent(log) and not log.failed
+            log.close(clean=not untouched and not log.failed)
+            if log.failed:
+                failures.append(log)
+        except (KafkaError, OSError) as error:
+            failures.append(log)
+            logger.error(
+                "log could not be closed in order",
+                extra={"fields": {"topic": log.topic, "partition": log.partition, "why": str(error)}},
+            )
+
     def _release(self) -> None:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+def _extent(log: PartitionLog) -> tuple[int, int, int]:
+    """What differs when anything was appended, rolled, deleted or truncated."""
+    return log.log_start_offset, log.log_end_offset, len(log.segments)
