@@ -244,6 +244,23 @@ def test_a_segment_read_in_any_chunks_adds_up_to_the_same(
         state.leader_epoch,
     ) == summary(bytes(log), interval_bytes)
     assert state.next_offset == FIRST + sum(count for count, _ in sizes)
+    assert state.batch_count == len(sizes)
+
+
+def test_a_gap_is_for_the_caller_to_judge_when_it_says_so(codec: ModuleType) -> None:
+    before, after = make_log([(1, 5)]), make_log([(1, 6)], first=FIRST + 50)
+    log = before + after
+    state = SegmentScan(FIRST, 4096, stop_at_gaps=True)
+    scan = codec.scan_segment(state, log, 0, len(log))
+    assert (scan.position, scan.stop, state.next_offset) == (len(before), ScanStop.GAP, FIRST + 1)
+    assert not scan.stop.corrupt
+    state.next_offset = FIRST + 50
+    scan = codec.scan_segment(state, log, scan.position, len(log))
+    assert (scan.position, scan.stop, state.next_offset) == (len(log), ScanStop.END, FIRST + 51)
+    assert state.batch_count == 2
+    damaged = before + after[:-1] + b"?"
+    scan = codec.scan_segment(SegmentScan(FIRST, 4096, stop_at_gaps=True), damaged, 0, len(damaged))
+    assert (scan.position, scan.stop) == (len(before), ScanStop.BAD_CRC)
 
 
 def test_only_batches_of_producers_are_told_one_by_one(codec: ModuleType) -> None:

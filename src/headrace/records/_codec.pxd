@@ -18,6 +18,7 @@ cdef int _BAD_LENGTH
 cdef int _BAD_MAGIC
 cdef int _BAD_OFFSET
 cdef int _BAD_CRC
+cdef int _GAP
 cdef bint _COMPILED
 cdef object _new_tuple
 cdef object _unpack_header
@@ -115,7 +116,7 @@ cpdef object scan(object buf, Py_ssize_t pos, Py_ssize_t end, int64_t min_offset
     walk=_Walk, offset_entries=bytearray, time_entries=bytearray, base_offset=int64_t, interval_bytes=int64_t,
     bytes_since_entry=int64_t, max_timestamp=int64_t, max_timestamp_offset=int64_t, indexed_timestamp=int64_t,
     leader_epoch=int, next_offset=int64_t, offset_max=int64_t, batches=list, stop=int,
-    size=int64_t, last_offset=int64_t,
+    size=int64_t, last_offset=int64_t, stop_at_gaps=bint, batch_count=int64_t,
 )
 cpdef object scan_segment(object state, object buf, Py_ssize_t pos, Py_ssize_t end, int64_t file_position=*)
 

@@ -50,6 +50,7 @@ _BAD_LENGTH = 2
 _BAD_MAGIC = 3
 _BAD_OFFSET = 4
 _BAD_CRC = 5
+_GAP = 6
 
 _new_tuple = tuple.__new__
 _unpack_header = struct.Struct(">qiibIhi8xqqhi4x").unpack_from
@@ -422,14 +423,19 @@ def scan_segment(state: SegmentScan, buf: Buffer, pos: int, end: int, file_posit
     indexed_timestamp = state.indexed_timestamp
     leader_epoch = state.leader_epoch
     next_offset = state.next_offset
+    stop_at_gaps = state.stop_at_gaps
+    batch_count = state.batch_count
     # Index entries hold offsets relative to the segment's base in 32 bits.
     offset_max = base_offset + 0x7FFFFFFF
     batches: list[BatchInfo] = []
     stop = 0
     while pos < end:
         stop = walk.judge(pos, end, next_offset, offset_max)
+        if stop == 0 and stop_at_gaps and walk.base_offset != next_offset:
+            stop = _GAP
         if stop:
             break
+        batch_count += 1
         size = walk.batch_length + 12
         last_offset = walk.base_offset + walk.last_offset_delta
         if walk.max_timestamp > max_timestamp:
@@ -445,7 +451,7 @@ def scan_segment(state: SegmentScan, buf: Buffer, pos: int, end: int, file_posit
                 indexed_timestamp = max_timestamp
             bytes_since_entry = 0
         bytes_since_entry += size
-        if walk.leader_epoch != leader_epoch:
+        if walk.leader_epoch != leader_epoch and walk.leader_epoch >= 0:
             leader_epoch = walk.leader_epoch
             state.epochs.append((leader_epoch, walk.base_offset))
         if walk.producer_id >= 0:
@@ -458,6 +464,7 @@ def scan_segment(state: SegmentScan, buf: Buffer, pos: int, end: int, file_posit
     state.indexed_timestamp = indexed_timestamp
     state.leader_epoch = leader_epoch
     state.next_offset = next_offset
+    state.batch_count = batch_count
     return walk.outcome(pos, end, stop, next_offset, batches)
 
 

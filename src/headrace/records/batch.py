@@ -157,7 +157,7 @@ class BatchInfo(NamedTuple):
 
 
 class ScanStop(IntEnum):
-    """Why `codec.scan` stopped. From BAD_LENGTH on, the bytes at its position are no batch."""
+    """Why a scan stopped. After a BAD one, the bytes at its position are no batch, or not one of this log."""
 
     END = 0
     NEED_MORE = 1
@@ -165,10 +165,11 @@ class ScanStop(IntEnum):
     BAD_MAGIC = 3
     BAD_OFFSET = 4
     BAD_CRC = 5
+    GAP = 6
 
     @property
     def corrupt(self) -> bool:
-        return self >= ScanStop.BAD_LENGTH
+        return ScanStop.BAD_LENGTH <= self <= ScanStop.BAD_CRC
 
 
 class Scan(NamedTuple):
@@ -189,11 +190,14 @@ class SegmentScan:
     """What recovery learns of one segment, carried from one call of `codec.scan_segment` to the next.
 
     `offset_entries` and `time_entries` are the segment's index files as Kafka writes them; `epochs` holds
-    (leader epoch, first offset) wherever the epoch changed.
+    (leader epoch, first offset) wherever the epoch changed. With `stop_at_gaps` the scan ends with GAP before a
+    batch that is whole but skips offsets: base offsets are outside the CRC, so the caller may want to look around
+    before it believes one; having set `next_offset` to it, it goes on.
     """
 
     __slots__ = (
         "base_offset",
+        "batch_count",
         "bytes_since_entry",
         "epochs",
         "index_interval_bytes",
@@ -203,11 +207,14 @@ class SegmentScan:
         "max_timestamp_offset",
         "next_offset",
         "offset_entries",
+        "stop_at_gaps",
         "time_entries",
     )
 
-    def __init__(self, base_offset: int, index_interval_bytes: int) -> None:
+    def __init__(self, base_offset: int, index_interval_bytes: int, *, stop_at_gaps: bool = False) -> None:
         self.base_offset = base_offset
+        self.stop_at_gaps = stop_at_gaps
+        self.batch_count = 0
         self.index_interval_bytes = index_interval_bytes
         self.next_offset = base_offset
         self.bytes_since_entry = 0
