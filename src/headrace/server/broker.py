@@ -6,12 +6,14 @@ given to the flusher and comes back to the loop. Handlers call it; `main` puts i
 """
 
 import asyncio
+import os
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from headrace.base.clock import Clock, Timer
 from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.ids import ID_SIZE, ZERO_ID, format_id
 from headrace.base.log import get_logger
 from headrace.base.settings import BrokerConfig, TopicConfig, broker_config, topic_config
 from headrace.cluster.image import BROKER_RESOURCE, EMPTY, TOPIC_RESOURCE, ClusterImage
@@ -110,6 +112,13 @@ class Broker:
     def commit(self, records: Sequence[MetadataRecord]) -> "asyncio.Future[None]":
         """Append metadata records; done when they are committed and this broker has acted on them."""
         return self.metadata.commit(records)
+
+    def new_topic_id(self) -> bytes:
+        """A random id. None that begins with a hyphen in text, because tools would read it as an option."""
+        while True:
+            made = os.urandom(ID_SIZE)
+            if not format_id(made).startswith("-") and made != ZERO_ID:
+                return made
 
     def partition(self, topic: str, index: int) -> Partition:
         """A partition that this broker leads, or KafkaError."""
