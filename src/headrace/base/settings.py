@@ -68,25 +68,25 @@ def broker_config(
         for name, text in {**cluster, **broker}.items()
         if name in BROKER_SETTINGS and BROKER_SETTINGS[name].reload is not Reload.READ_ONLY
     }
+    static = _one_node_id(static)
     values = parsed(BROKER_SETTINGS, {**static, **live})
-    _one_node_id(values)
     config = BrokerConfig(**values)
     _check_limits(config)
     return BrokerConfig(
-        **values, static_values=MappingProxyType(dict(static)), topic_defaults=_topic_defaults(config)
+        **values, static_values=MappingProxyType(static), topic_defaults=_topic_defaults(config)
     )
 
 
-def _one_node_id(values: dict[str, object]) -> None:
-    node_id = values.get("node_id", values.get("broker_id"))
-    if node_id is None:
-        return
-    if values.get("broker_id", node_id) != node_id:
+def _one_node_id(static: Mapping[str, str]) -> dict[str, str]:
+    """Either name of the node's number stands for both."""
+    given = {name: static[name].strip() for name in ("node.id", "broker.id") if name in static}
+    if len(set(given.values())) > 1:
         raise KafkaError(
             ErrorCode.INVALID_CONFIG,
-            f"You must set `node.id` to the same value as `broker.id`: {node_id} and {values['broker_id']} differ.",
+            f"You must set `node.id` to the same value as `broker.id`: {' and '.join(given.values())} differ.",
         )
-    values["node_id"] = values["broker_id"] = node_id
+    both = dict.fromkeys(("node.id", "broker.id"), next(iter(given.values()))) if given else {}
+    return {**static, **both}
 
 
 def _check_limits(config: BrokerConfig) -> None:

@@ -1,12 +1,13 @@
 """The settings of a broker: Kafka 4.3's keys, types, defaults and bounds, declared once as fields of `BrokerConfig`.
 
-Only keys that Headrace reads are here, or that a coming capability reads (`needs` names it). The connections, requests
-and logs of one broker come first, then the coordinators of groups and transactions.
+Only keys that Headrace reads are here, or that a coming capability reads (`needs` names it). Those of its
+coordinators are inherited.
 """
 
 from collections.abc import Mapping
 from dataclasses import field
 
+from headrace.base.settings_coordinators import CoordinatorConfig
 from headrace.base.settings_topic import (
     CLEANUP_POLICIES,
     COMPACTION,
@@ -18,7 +19,6 @@ from headrace.base.settings_topic import (
     SEGMENT_BYTES_MIN,
     TIERING,
     TIMESTAMP_TYPES,
-    WEEK_MS,
     TopicConfig,
 )
 from headrace.base.settings_types import (
@@ -27,7 +27,6 @@ from headrace.base.settings_types import (
     AtLeast,
     Between,
     ConfigType,
-    Configuration,
     EachOf,
     LevelOrDefault,
     OneOf,
@@ -42,22 +41,16 @@ _BOOLEAN, _STRING, _INT, _SHORT = ConfigType.BOOLEAN, ConfigType.STRING, ConfigT
 _LONG, _DOUBLE, _LIST = ConfigType.LONG, ConfigType.DOUBLE, ConfigType.LIST
 _LIVE = Reload.CLUSTER_WIDE
 
-GROUPS = "consumer groups"
-TRANSACTIONS = "transactions"
 DATA_DIRECTORY_DEFAULT = ".headrace"
 
 
 @configuration
-class BrokerConfig(Configuration):
+class BrokerConfig(CoordinatorConfig):
     """The effective settings of one broker."""
 
     # Who it is and where it listens.
-    node_id: int = setting(
-        1, _INT, "The number of this node in the cluster.", bound=AtLeast(0), synonyms=("broker.id",)
-    )
-    broker_id: int = setting(
-        1, _INT, "The older name of node.id; always the same number.", bound=AtLeast(0), synonyms=("node.id",)
-    )
+    node_id: int = setting(1, _INT, "The number of this node in the cluster.", bound=AtLeast(0))
+    broker_id: int = setting(1, _INT, "The older name of node.id; always the same number.", bound=AtLeast(0))
     broker_rack: str | None = setting(
         None,
         _STRING,
@@ -405,173 +398,6 @@ class BrokerConfig(Configuration):
         "How long the sequence numbers of a silent idempotent producer are remembered.",
         bound=AtLeast(1),
         reload=_LIVE,
-    )
-
-    # Groups and their offsets.
-    group_consumer_assignors: tuple[str, ...] = setting(
-        ("uniform", "range"),
-        _LIST,
-        "The assignors a group of the consumer protocol may choose from; the first is the default.",
-        needs=GROUPS,
-    )
-    group_consumer_heartbeat_interval_ms: int = setting(
-        5000, _INT, "How often members of a consumer-protocol group report.", bound=AtLeast(1), needs=GROUPS
-    )
-    group_consumer_max_heartbeat_interval_ms: int = setting(
-        15_000,
-        _INT,
-        "The longest heartbeat interval that a group may be given.",
-        bound=AtLeast(1),
-        needs=GROUPS,
-    )
-    group_consumer_max_session_timeout_ms: int = setting(
-        60_000, _INT, "The longest session timeout that a group may be given.", bound=AtLeast(1), needs=GROUPS
-    )
-    group_consumer_max_size: int = setting(
-        INT_MAX,
-        _INT,
-        "How many members a group of the consumer protocol takes.",
-        bound=AtLeast(1),
-        needs=GROUPS,
-    )
-    group_consumer_migration_policy: str = setting(
-        "bidirectional",
-        _STRING,
-        "Whether groups may move between the classic and the consumer protocol while they are in use.",
-        bound=OneOf(("bidirectional", "upgrade", "downgrade", "disabled")),
-        needs=GROUPS,
-    )
-    group_consumer_min_heartbeat_interval_ms: int = setting(
-        5000,
-        _INT,
-        "The shortest heartbeat interval that a group may be given.",
-        bound=AtLeast(1),
-        needs=GROUPS,
-    )
-    group_consumer_min_session_timeout_ms: int = setting(
-        45_000,
-        _INT,
-        "The shortest session timeout that a group may be given.",
-        bound=AtLeast(1),
-        needs=GROUPS,
-    )
-    group_consumer_session_timeout_ms: int = setting(
-        45_000,
-        _INT,
-        "How long a member of a consumer-protocol group may be silent before it is taken out.",
-        bound=AtLeast(1),
-        needs=GROUPS,
-    )
-    group_coordinator_rebalance_protocols: tuple[str, ...] = setting(
-        ("classic", "consumer"),
-        _LIST,
-        "The group protocols that are served.",
-        bound=EachOf(("consumer", "classic")),
-        needs=GROUPS,
-    )
-    group_initial_rebalance_delay_ms: int = setting(
-        3000,
-        _INT,
-        "How long the first rebalance of an empty classic group waits for more members.",
-        needs=GROUPS,
-    )
-    group_max_session_timeout_ms: int = setting(
-        1_800_000, _INT, "The longest session timeout that a classic member may ask for.", needs=GROUPS
-    )
-    group_max_size: int = setting(
-        INT_MAX, _INT, "How many members a classic group takes.", bound=AtLeast(1), needs=GROUPS
-    )
-    group_min_session_timeout_ms: int = setting(
-        6000, _INT, "The shortest session timeout that a classic member may ask for.", needs=GROUPS
-    )
-    offset_metadata_max_bytes: int = setting(
-        4096, _INT, "The longest text that may be committed with an offset.", needs=GROUPS
-    )
-    offsets_commit_timeout_ms: int = setting(
-        5000,
-        _INT,
-        "How long a commit waits for its replicas before it fails.",
-        bound=AtLeast(1),
-        needs=GROUPS,
-    )
-    offsets_retention_check_interval_ms: int = setting(
-        600_000,
-        _LONG,
-        "How often offsets past their retention are looked for.",
-        bound=AtLeast(1),
-        needs=GROUPS,
-    )
-    offsets_retention_minutes: int = setting(
-        10_080,
-        _INT,
-        "How long the offsets of a group without members are kept.",
-        bound=AtLeast(1),
-        needs=GROUPS,
-    )
-    offsets_topic_compression_codec: int = setting(
-        0, _INT, "The codec number that offsets are stored with.", needs=GROUPS
-    )
-    offsets_topic_num_partitions: int = setting(
-        50, _INT, "How many partitions the topic of offsets has.", bound=AtLeast(1), needs=GROUPS
-    )
-    offsets_topic_replication_factor: int = setting(
-        3, _SHORT, "How many replicas the topic of offsets has.", bound=AtLeast(1), needs=GROUPS
-    )
-    offsets_topic_segment_bytes: int = setting(
-        100 * 1024 * 1024, _INT, "The segment size of the topic of offsets.", bound=AtLeast(1), needs=GROUPS
-    )
-
-    # Transactions.
-    transaction_abort_timed_out_transaction_cleanup_interval_ms: int = setting(
-        10_000,
-        _INT,
-        "How often transactions past their timeout are looked for.",
-        bound=AtLeast(1),
-        needs=TRANSACTIONS,
-    )
-    transaction_max_timeout_ms: int = setting(
-        900_000,
-        _INT,
-        "The longest timeout that a producer may ask for its transactions.",
-        bound=AtLeast(1),
-        needs=TRANSACTIONS,
-    )
-    transaction_partition_verification_enable: bool = setting(
-        True,
-        _BOOLEAN,
-        "Whether a partition asks the coordinator before it takes the first records of a transaction.",
-        reload=_LIVE,
-        needs=TRANSACTIONS,
-    )
-    transaction_remove_expired_transaction_cleanup_interval_ms: int = setting(
-        3_600_000,
-        _INT,
-        "How often expired transactional ids are looked for.",
-        bound=AtLeast(1),
-        needs=TRANSACTIONS,
-    )
-    transaction_state_log_min_isr: int = setting(
-        2, _INT, "The min.insync.replicas of the topic of transactions.", bound=AtLeast(1), needs=TRANSACTIONS
-    )
-    transaction_state_log_num_partitions: int = setting(
-        50, _INT, "How many partitions the topic of transactions has.", bound=AtLeast(1), needs=TRANSACTIONS
-    )
-    transaction_state_log_replication_factor: int = setting(
-        3, _SHORT, "How many replicas the topic of transactions has.", bound=AtLeast(1), needs=TRANSACTIONS
-    )
-    transaction_state_log_segment_bytes: int = setting(
-        100 * 1024 * 1024,
-        _INT,
-        "The segment size of the topic of transactions.",
-        bound=AtLeast(1),
-        needs=TRANSACTIONS,
-    )
-    transactional_id_expiration_ms: int = setting(
-        WEEK_MS,
-        _INT,
-        "How long an unused transactional id is remembered.",
-        bound=AtLeast(1),
-        needs=TRANSACTIONS,
     )
 
     # What the values above were made from, for DescribeConfigs; and the defaults that topics inherit, made once.

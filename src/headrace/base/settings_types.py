@@ -13,6 +13,28 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.base.errors import ErrorCode, KafkaError
 
+__all__ = [
+    "INT_MAX",
+    "LONG_MAX",
+    "AtLeast",
+    "Between",
+    "Bound",
+    "ConfigType",
+    "Configuration",
+    "EachOf",
+    "LevelOrDefault",
+    "OneOf",
+    "Reload",
+    "Setting",
+    "ThrottledReplicas",
+    "configuration",
+    "declared",
+    "java_list",
+    "parsed",
+    "render",
+    "setting",
+]
+
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
 NUMBER_CHARACTERS_MAX = 64

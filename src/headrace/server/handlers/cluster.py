@@ -1,0 +1,466 @@
+"""Metadata, DescribeCluster, DescribeTopicPartitions, DescribeLogDirs, FindCoordinator and DescribeQuorum.
+
+Behaviour. What the cluster's image says, in the shape each API wants. Metadata creates topics that do not exist, when
+the client and `auto.create.topics.enable` allow it, and answers when they are there (Kafka answers first and has the
+client ask again). An empty list of topics asks for all in version 0 and for none above; topic ids are taken from
+version 12. This broker coordinates every group and transaction, as the only one. DescribeQuorum tells of the metadata
+log: one voter. Left out: fenced and offline brokers, until there are others; listeners of controllers apart from
+brokers.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.ids import ZERO_ID
+from headrace.cluster.controller import NewTopic, create_topics
+from headrace.cluster.image import ClusterImage, PartitionRegistration, TopicImage
+from headrace.cluster.names import CLUSTER_METADATA_TOPIC, check_topic_name, is_internal
+from headrace.security.authorizer import CLUSTER_NAME, Operation, ResourceType
+from headrace.server.broker import Broker
+from headrace.server.context import RequestContext
+from headrace.server.router import Body, Handler
+from headrace.wire.apis import Api
+from headrace.wire.messages import Message
+
+NO_OPERATIONS = -(2**31)
+IDS_IN_REQUESTS_FROM = 12
+COORDINATORS_BATCHED_FROM = 4
+ENDPOINT_BROKERS, ENDPOINT_CONTROLLERS = 1, 2
+KEY_GROUP, KEY_TRANSACTION = 0, 1
+NO_NODE = {"node_id": -1, "host": "", "port": -1}
+BAD_KEY_TYPE = (
+    "This most likely occurs because of a request being malformed by the client library or the message was sent to an "
+    "incompatible broker. See the broker logs for more details."
+)
+
+_OPERATIONS = {
+    ResourceType.TOPIC: (
+        Operation.READ,
+        Operation.WRITE,
+        Operation.CREATE,
+        Operation.DELETE,
+        Operation.ALTER,
+        Operation.DESCRIBE,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+    ),
+    ResourceType.CLUSTER: (
+        Operation.CREATE,
+        Operation.ALTER,
+        Operation.DESCRIBE,
+        Operation.CLUSTER_ACTION,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+        Operation.IDEMPOTENT_WRITE,
+    ),
+}
+
+
+def _operations(context: RequestContext, kind: ResourceType, name: str = CLUSTER_NAME) -> int:
+    """What whoever asks may do with a resource, a bit for each operation."""
+    return sum(1 << operation for operation in _OPERATIONS[kind] if context.authorize(operation, kind, name))
+
+
+def _cluster_operations(context: RequestContext) -> int:
+    if not context.authorize(Operation.DESCRIBE, ResourceType.CLUSTER):
+        return 0
+    return _operations(context, ResourceType.CLUSTER)
+
+
+def _may_describe(context: RequestContext, name: str) -> bool:
+    return context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name)
+
+
+# -- metadata ----------------------------------------------------------------------------------------------------------
+
+
+async def handle_metadata(broker: Broker, context: RequestContext, request: Message) -> Body:
+    """Brokers and topics, created if they are asked for and may be."""
+    wanted: list[Message] | None = request.topics
+    if context.version == 0 and not wanted:
+        wanted = None
+    if wanted is None:
+        topics = [
+            _topic(broker.image, topic)
+            for name, topic in broker.image.topics.items()
+            if _may_describe(context, name)
+        ]
+    else:
+        with_ids = any(topic.topic_id != ZERO_ID for topic in wanted)
+        if _is_unclear(wanted, with_ids, context.version):
+            code = ErrorCode.INVALID_REQUEST
+            topics = [
+                {"error_code": code, "name": each.name or "", "topic_id": each.topic_id} for each in wanted
+            ]
+        elif with_ids:
+            topics = _by_id(broker, context, {topic.topic_id: None for topic in wanted})
+        else:
+            names = dict.fromkeys(topic.name for topic in wanted)
+            topics = await _by_name(broker, context, names, request.allow_auto_topic_creation)
+    if request.include_topic_authorized_operations:
+        for topic in topics:
+            if topic["name"] is not None:
+                topic["topic_authorized_operations"] = _operations(context, ResourceType.TOPIC, topic["name"])
+    reply: dict[str, Any] = {
+        "throttle_time_ms": context.throttle_ms,
+        "brokers": _brokers(broker.image),
+        "cluster_id": broker.cluster_id,
+        "controller_id": broker.node_id,
+        "topics": topics,
+    }
+    if request.include_cluster_authorized_operations:
+        reply["cluster_authorized_operations"] = _cluster_operations(context)
+    return reply
+
+
+def _is_unclear(wanted: list[Message], with_ids: bool, version: int) -> bool:
+    """Whether a topic has neither name nor id, or an id that its version does not give a meaning."""
+    if version < IDS_IN_REQUESTS_FROM and with_ids:
+        return True
+    return any(topic.name is None and topic.topic_id == ZERO_ID for topic in wanted)
+
+
+def _by_id(broker: Broker, context: RequestContext, ids: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Topics by id. Ids are no secret, so one that may not be described is told apart from one that is not there."""
+    topics = []
+    for topic_id in ids:
+        topic = broker.image.topic_by_id(topic_id)
+        if topic is not None and _may_describe(context, topic.name):
+            topics.append(_topic(broker.image, topic))
+        elif topic_id != ZERO_ID:
+            known = topic is not None
+            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED if known else ErrorCode.UNKNOWN_TOPIC_ID
+            topics.append({"error_code": code, "name": None, "topic_id": topic_id, "partitions": []})
+    return topics
+
+
+async def _by_name(
+    broker: Broker, context: RequestContext, names: Iterable[str], may_create: bool
+) -> list[dict[str, Any]]:
+    errors: dict[str, ErrorCode] = {}
+    missing: list[str] = []
+    create = may_create and broker.config.auto_create_topics_enable
+    create_any = create and context.authorize(Operation.CREATE, ResourceType.CLUSTER)
+    for name in names:
+        if not _may_describe(context, name):
+            errors[name] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        elif name not in broker.image.topics:
+            if (
+                create
+                and not create_any
+                and not context.authorize(Operation.CREATE, ResourceType.TOPIC, name)
+            ):
+                errors[name] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            else:
+                missing.append(name)
+    for name in missing:
+        try:
+            check_topic_name(name)
+        except KafkaError as error:
+            errors[name] = error.code
+        else:
+            errors[name] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if create:
+        await _auto_create(
+            broker, [n for n in missing if errors[n] is not ErrorCode.INVALID_TOPIC_EXCEPTION], errors
+        )
+    topics = []
+    for name in names:
+        topic = broker.image.topics.get(name)
+        if topic is not None and errors.get(name) is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            topics.append(_topic(broker.image, topic))
+        else:
+            code = errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            topics.append(
+                {"error_code": code, "name": name, "is_internal": is_internal(name), "partitions": []}
+            )
+    return topics
+
+
+async def _auto_create(broker: Broker, names: list[str], errors: dict[str, ErrorCode]) -> None:
+    """Create what can be; what cannot be gets its error. What another request is creating stays unknown for now."""
+    if not names:
+        return
+    records, results = create_topics(
+        broker.metadata.pending,
+        [_auto_topic(broker, name) for name in names],
+        broker.config,
+        broker.new_topic_id,
+    )
+    for result in results:
+        if result.error is not None and result.error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+            errors[result.name] = result.error.code
+    try:
+        await broker.commit(records)
+    except KafkaError as error:
+        errors.update(dict.fromkeys(names, error.code))
+
+
+def _auto_topic(broker: Broker, name: str) -> NewTopic:
+    """The topic that asking for it makes. The cluster's own topics are compacted, whoever asks for them first."""
+    config = broker.config
+    if name == "__consumer_offsets":
+        segment_bytes = max(config.offsets_topic_segment_bytes, 1 << 20)
+        replicas = min(config.offsets_topic_replication_factor, len(broker.image.brokers))
+        partitions = config.offsets_topic_num_partitions
+    elif name == "__transaction_state":
+        segment_bytes = max(config.transaction_state_log_segment_bytes, 1 << 20)
+        replicas = min(config.transaction_state_log_replication_factor, len(broker.image.brokers))
+        partitions = config.transaction_state_log_num_partitions
+    else:
+        return NewTopic(name)
+    settings = (
+        ("cleanup.policy", "compact"),
+        ("compression.type", "producer"),
+        ("segment.bytes", str(segment_bytes)),
+    )
+    return NewTopic(name, partitions, replicas, (), settings)
+
+
+def _topic(image: ClusterImage, topic: TopicImage) -> dict[str, Any]:
+    return {
+        "error_code": ErrorCode.NONE,
+        "name": topic.name,
+        "topic_id": topic.id,
+        "is_internal": is_internal(topic.name),
+        "partitions": [_partition(image, index, each) for index, each in enumerate(topic.partitions)],
+    }
+
+
+def _partition(image: ClusterImage, index: int, registration: PartitionRegistration) -> dict[str, Any]:
+    leader = registration.leader
+    return {
+        "error_code": ErrorCode.NONE if leader in image.brokers else ErrorCode.LEADER_NOT_AVAILABLE,
+        "partition_index": index,
+        "leader_id": leader,
+        "leader_epoch": registration.leader_epoch,
+        "replica_nodes": registration.replicas,
+        "isr_nodes": registration.isr,
+        "offline_replicas": [replica for replica in registration.replicas if replica not in image.brokers],
+    }
+
+
+def _brokers(image: ClusterImage) -> list[dict[str, Any]]:
+    return [
+        {"node_id": each.id, "host": each.host, "port": each.port, "rack": each.rack}
+        for each in image.brokers.values()
+    ]
+
+
+# -- the cluster -------------------------------------------------------------------------------------------------------
+
+
+def handle_describe_cluster(broker: Broker, context: RequestContext, request: Message) -> Body:
+    """The brokers and who controls them."""
+    endpoint = request.endpoint_type
+    if endpoint == ENDPOINT_CONTROLLERS:
+        raise KafkaError(
+            ErrorCode.MISMATCHED_ENDPOINT_TYPE,
+            "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER",
+        )
+    if endpoint != ENDPOINT_BROKERS:
+        raise KafkaError(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {endpoint}")
+    reply: dict[str, Any] = {
+        "throttle_time_ms": context.throttle_ms,
+        "endpoint_type": ENDPOINT_BROKERS,
+        "cluster_id": broker.cluster_id,
+        "controller_id": broker.node_id,
+        "brokers": [
+            {"broker_id": each.id, "host": each.host, "port": each.port, "rack": each.rack}
+            for each in broker.image.brokers.values()
+        ],
+    }
+    if request.include_cluster_authorized_operations:
+        reply["cluster_authorized_operations"] = _cluster_operations(context)
+    return reply
+
+
+def handle_describe_topic_partitions(broker: Broker, context: RequestContext, request: Message) -> Body:
+    """Topics in order of their names, a page of partitions at a time."""
+    asked = dict.fromkeys(topic.name for topic in request.topics)
+    cursor = request.cursor
+    after = "" if cursor is None else cursor.topic_name
+    if cursor is not None and (cursor.partition_index < 0 or (asked and after not in asked)):
+        bad = [_no_topic(name, ErrorCode.INVALID_REQUEST) for name in asked]
+        return {"throttle_time_ms": context.throttle_ms, "topics": bad}
+    names = sorted(name for name in asked or broker.image.topics if name >= after)
+    refused = [name for name in names if not _may_describe(context, name)]
+    limit = max(1, min(broker.config.max_request_partition_size_limit, request.response_partition_limit))
+    topics, following = _page(
+        broker.image,
+        [name for name in names if name not in refused],
+        {} if cursor is None else {after: cursor.partition_index},
+        limit,
+        bool(asked),
+    )
+    for topic in topics:
+        topic["topic_authorized_operations"] = _operations(context, ResourceType.TOPIC, topic["name"])
+    if asked:
+        topics += [_no_topic(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for name in refused]
+    return {"throttle_time_ms": context.throttle_ms, "topics": topics, "next_cursor": following}
+
+
+def _page(
+    image: ClusterImage, names: list[str], starts: Mapping[str, int], limit: int, tell_missing: bool
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Up to `limit` partitions of these topics, and where the next page begins."""
+    topics: list[dict[str, Any]] = []
+    left = limit
+    for name in names:
+        if left == 0:
+            return topics, {"topic_name": name, "partition_index": 0}
+        topic = image.topics.get(name)
+        if topic is None:
+            if tell_missing:
+                topics.append(_no_topic(name, _missing_code(name)))
+            continue
+        start = starts.get(name, 0)
+        end = min(start + left, len(topic.partitions))
+        partitions = [_partition(image, index, topic.partitions[index]) for index in range(start, end)]
+        topics.append(
+            {
+                "error_code": ErrorCode.NONE,
+                "name": name,
+                "topic_id": topic.id,
+                "is_internal": is_internal(name),
+                "partitions": [
+                    {**each, "eligible_leader_replicas": [], "last_known_elr": []} for each in partitions
+                ],
+            }
+        )
+        left -= len(partitions)
+        if end < len(topic.partitions):
+            return topics, {"topic_name": name, "partition_index": end}
+    return topics, None
+
+
+def _missing_code(name: str) -> ErrorCode:
+    try:
+        check_topic_name(name)
+    except KafkaError as error:
+        return error.code
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _no_topic(name: str, code: ErrorCode) -> dict[str, Any]:
+    return {
+        "error_code": code,
+        "name": name,
+        "is_internal": is_internal(name),
+        "partitions": [],
+        "topic_authorized_operations": NO_OPERATIONS,
+    }
+
+
+# -- storage and roles -------------------------------------------------------------------------------------------------
+
+
+def handle_describe_log_dirs(broker: Broker, context: RequestContext, request: Message) -> Body:
+    """What each partition takes up on disk."""
+    if not context.authorize(Operation.DESCRIBE, ResourceType.CLUSTER):
+        return {"throttle_time_ms": context.throttle_ms, "error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
+    wanted: set[tuple[str, int]] | None = None
+    if request.topics is not None:
+        wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for log in broker.logs.sizes():
+        known = log.topic in broker.image.topics
+        if known and (wanted is None or (log.topic, log.partition) in wanted):
+            topics.setdefault(log.topic, []).append(
+                {
+                    "partition_index": log.partition,
+                    "partition_size": log.size_bytes,
+                    "offset_lag": 0,
+                    "is_future_key": False,
+                }
+            )
+    directory = {
+        "error_code": ErrorCode.NONE,
+        "log_dir": broker.logs.data_dir,
+        "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
+        "usable_bytes": broker.logs.fs.free_bytes(),
+    }
+    return {"throttle_time_ms": context.throttle_ms, "results": [directory]}
+
+
+def handle_find_coordinator(broker: Broker, context: RequestContext, request: Message) -> Body:
+    """Who coordinates a group or a transactional id: this broker, as long as it is the only one."""
+    if context.version >= COORDINATORS_BATCHED_FROM:
+        found = [
+            {"key": key} | _coordinator(broker, context, request.key_type, key, "")
+            for key in request.coordinator_keys
+        ]
+        return {"throttle_time_ms": context.throttle_ms, "coordinators": found}
+    answer = _coordinator(broker, context, request.key_type, request.key, "NONE")
+    return {"throttle_time_ms": context.throttle_ms, **answer}
+
+
+def _coordinator(broker: Broker, context: RequestContext, kind: int, key: str, fine: str) -> dict[str, Any]:
+    if kind not in (KEY_GROUP, KEY_TRANSACTION):
+        return {"error_code": ErrorCode.INVALID_REQUEST, "error_message": BAD_KEY_TYPE, **NO_NODE}
+    resource, refusal = (
+        (ResourceType.GROUP, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        if kind == KEY_GROUP
+        else (ResourceType.TRANSACTIONAL_ID, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    )
+    if not context.authorize(Operation.DESCRIBE, resource, key):
+        return {"error_code": refusal, "error_message": "Authorization failed.", **NO_NODE}
+    here = broker.image.brokers[broker.node_id]
+    return {"error_message": fine, "node_id": here.id, "host": here.host, "port": here.port}
+
+
+def handle_describe_quorum(broker: Broker, context: RequestContext, request: Message) -> Body:
+    """The metadata log's leader and voters: this broker, up to date with itself."""
+    if not context.authorize(Operation.DESCRIBE, ResourceType.CLUSTER):
+        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    topics, found = [], False
+    for topic in request.topics:
+        partitions = []
+        for partition in topic.partitions:
+            if (topic.topic_name, partition.partition_index) == (CLUSTER_METADATA_TOPIC, 0):
+                partitions.append(_quorum(broker))
+                found = True
+            else:
+                partitions.append(
+                    {
+                        "partition_index": partition.partition_index,
+                        "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                        "error_message": "This server does not host this topic-partition.",
+                    }
+                )
+        topics.append({"topic_name": topic.topic_name, "partitions": partitions})
+    here = broker.image.brokers[broker.node_id]
+    listener = {"name": "PLAINTEXT", "host": here.host, "port": here.port}
+    nodes = [{"node_id": here.id, "listeners": [listener]}] if found else []
+    return {"error_message": "", "topics": topics, "nodes": nodes}
+
+
+def _quorum(broker: Broker) -> dict[str, Any]:
+    now_ms = broker.clock.now_ms()
+    voter = {
+        "replica_id": broker.node_id,
+        "replica_directory_id": ZERO_ID,
+        "log_end_offset": broker.metadata.end_offset,
+        "last_fetch_timestamp": now_ms,
+        "last_caught_up_timestamp": now_ms,
+    }
+    return {
+        "partition_index": 0,
+        "error_message": "",
+        "leader_id": broker.node_id,
+        "leader_epoch": 0,
+        "high_watermark": broker.metadata.end_offset,
+        "current_voters": [voter],
+        "observers": [],
+    }
+
+
+HANDLERS: dict[Api, Handler] = {
+    Api.METADATA: handle_metadata,
+    Api.DESCRIBE_CLUSTER: handle_describe_cluster,
+    Api.DESCRIBE_TOPIC_PARTITIONS: handle_describe_topic_partitions,
+    Api.DESCRIBE_LOG_DIRS: handle_describe_log_dirs,
+    Api.FIND_COORDINATOR: handle_find_coordinator,
+    Api.DESCRIBE_QUORUM: handle_describe_quorum,
+}
