@@ -242,6 +242,11 @@ class DiskFileSystem:
             self._open.pop(path, None)
             self._maps.pop(path, None)
 
+    def _forget_below(self, directory: str) -> None:
+        prefix = directory + "/"
+        for name in [name for name in (*self._open, *self._maps) if name.startswith(prefix)]:
+            self.forget(name)
+
     def exists(self, path: str) -> bool:
         return os.path.exists(self._real(path))
 
@@ -268,11 +273,11 @@ class DiskFileSystem:
         self.forget(source)
         self.forget(target)
         os.replace(self._real(source), self._real(target))
+        if os.path.isdir(self._real(target)):
+            self._forget_below(source)
 
     def rmtree(self, path: str) -> None:
-        prefix = path + "/"
-        for name in [name for name in (*self._open, *self._maps) if name.startswith(prefix)]:
-            self.forget(name)
+        self._forget_below(path)
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._real(path))
 

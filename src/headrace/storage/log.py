@@ -286,6 +286,10 @@ class PartitionLog:
         number = bisect_right(self._bases, segment.base_offset)
         return self._bases[number] if number < len(self._bases) else self.log_end_offset
 
+    @property
+    def epochs_path(self) -> str:
+        return f"{self.directory}/{CHECKPOINT_NAME}"
+
     def snapshot_path(self, offset: int) -> str:
         return f"{self.directory}/{offset:020d}{SNAPSHOT_SUFFIX}"
 
@@ -346,7 +350,7 @@ class PartitionLog:
         assert self._ticket is None, f"two flushes of {self.name} at once"
         if self.failed:
             self._refuse_failed()
-        if self.flushed_offset == self.log_end_offset and not self._unsynced:
+        if self.flushed_offset == self.log_end_offset and not self._unsynced and not self.epochs.dirty:
             return None
         try:
             files: list[File] = [segment.file() for segment in self._dirty]
@@ -357,7 +361,7 @@ class PartitionLog:
         except OSError as error:
             self._fail(error)
             self._refuse_failed()
-        texts = [(f"{self.directory}/{CHECKPOINT_NAME}", self.epochs.encode())] if self.epochs.dirty else []
+        texts = [(self.epochs_path, self.epochs.encode())] if self.epochs.dirty else []
         directories = [self.directory, os.path.dirname(self.directory)] if self._new_names else []
         ticket = self._ticket = FlushTicket(
             self.fs,
@@ -383,6 +387,10 @@ class PartitionLog:
             # After a truncation, bytes below the target may be newer than the sync: the next flush counts.
             if ticket.generation == self._generation:
                 self.flushed_offset = ticket.target_offset
+            else:
+                self.epochs.dirty = (
+                    True  # the ticket may have written older ones over those of the truncation
+                )
         elif ticket.lost:
             self._fail(error)
         else:

@@ -120,7 +120,8 @@ class Replay:
 
     def finish(self) -> None:
         """Take over what waits. In the order of the log, so that a full table forgets the same producers."""
-        for batch in sorted([batch for waiting in self._waiting.values() for batch in waiting]):
+        batches = [batch for waiting in self._waiting.values() for batch in waiting]
+        for batch in sorted(batches, key=lambda batch: batch.base_offset):
             self._state.replay(batch)
         self._waiting.clear()
 

@@ -13,7 +13,7 @@ from typing import Final
 from headrace.base.errors import KafkaError
 from headrace.base.log import get_logger
 from headrace.base.settings import TopicConfig
-from headrace.storage.epochs import CHECKPOINT_NAME, CorruptEpochs
+from headrace.storage.epochs import CorruptEpochs, EpochCache
 from headrace.storage.files import FileSystem
 from headrace.storage.log import PartitionLog
 from headrace.storage.producers import Replay, load_snapshot, rebuild_producers, replay_headers
@@ -82,8 +82,8 @@ class _Opening:
         if log.log_start_offset > log.log_end_offset:
             # Records above the log start offset were lost with it: its offsets must not be given out again.
             log.truncate_fully(log.log_start_offset)
+        log.epochs.truncate_from_end(log.log_end_offset + 1)
         log.epochs.truncate_from_start(log.log_start_offset)
-        log.epochs.truncate_from_end(log.log_end_offset)
         return log
 
     # -- files -----------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class _Opening:
         log.log_end_offset = base_offset
         number = first
         while number < len(log.segments):
-            scanned = scan_segment(log.segments[number], self.config.index_interval_bytes, log.epochs, replay)
+            scanned = self._scan(number, log.epochs, replay)
             log.log_end_offset = scanned.next_offset
             self._accept(number, scanned)
             number += 1
@@ -217,7 +217,7 @@ class _Opening:
     def _rebuild_sealed(self, number: int) -> bool:
         """Scan a segment that should have needed none. False when the log turned out to end there."""
         log = self.log
-        scanned = scan_segment(log.segments[number], self.config.index_interval_bytes)
+        scanned = self._scan(number)
         count = len(log.segments)
         self._accept(number, scanned)
         if len(log.segments) == count:
@@ -225,6 +225,11 @@ class _Opening:
         log.log_end_offset = scanned.next_offset
         self._finish_without_scan()
         return False
+
+    def _scan(self, number: int, epochs: EpochCache | None = None, replay: Replay | None = None) -> Scanned:
+        segments = self.log.segments
+        end_offset = segments[number + 1].base_offset if number + 1 < len(segments) else None
+        return scan_segment(segments[number], self.config.index_interval_bytes, end_offset, epochs, replay)
 
     def _accept(self, number: int, scanned: Scanned) -> None:
         """Make a segment what the scan found; put aside the ones behind it when it does not lead up to them."""
@@ -309,7 +314,7 @@ class _Opening:
         """Take the epochs from their checkpoint, or from the headers of the first `synced` segments."""
         epochs = self.log.epochs
         try:
-            epochs.load(self.fs.read(f"{self.directory}/{CHECKPOINT_NAME}"))
+            epochs.load(self.fs.read(self.log.epochs_path))
             return
         except FileNotFoundError:
             pass

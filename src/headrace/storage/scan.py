@@ -9,6 +9,7 @@ with pread, not mapped: a bad sector is then an error to handle, where a map wou
 import struct
 from typing import Final, NamedTuple
 
+from headrace.base.errors import KafkaError
 from headrace.base.log import get_logger
 from headrace.records.batch import CONTROL_BIT, Scan, ScanStop
 from headrace.records.codec import scan
@@ -38,11 +39,16 @@ class Scanned(NamedTuple):
 
 
 def scan_segment(
-    segment: Segment, interval_bytes: int, epochs: EpochCache | None = None, replay: Replay | None = None
+    segment: Segment,
+    interval_bytes: int,
+    end_offset: int | None = None,
+    epochs: EpochCache | None = None,
+    replay: Replay | None = None,
 ) -> Scanned:
     """Check every batch up to the first that is not whole, and collect indexes, epochs and producers of those.
 
-    A read that fails (EIO) ends the segment there, like a batch that is damaged.
+    `end_offset` is the base of the next segment, None when this is the last. A read that fails (EIO) ends the
+    segment there, like a batch that is damaged.
     """
     base_offset = segment.base_offset
     offset_entries = bytearray()
@@ -65,8 +71,9 @@ def scan_segment(
             break
         found = scan(window, 0, len(window), next_offset)
         stop = found.stop
-        if found.next_offset - base_offset > RELATIVE_OFFSET_MAX + 1:
-            found, stop = _within(found, base_offset, next_offset), ScanStop.BAD_OFFSET
+        good = _count_in_place(found, next_offset, segment, position, end_offset)
+        if good < len(found.batches):
+            found, stop = _first(found, good, next_offset), ScanStop.BAD_OFFSET
         batches += len(found.batches)
         for batch in found.batches:
             at, _, batch_base, last_offset, timestamp, batch_epoch, attributes, producer_id, _, _, _ = batch
@@ -102,10 +109,41 @@ def scan_segment(
     )
 
 
-def _within(found: Scan, base_offset: int, next_offset: int) -> Scan:
-    """Only the batches whose offsets can be told relative to the segment's base: no others were written here."""
-    kept = [batch for batch in found.batches if batch.last_offset - base_offset <= RELATIVE_OFFSET_MAX]
-    if not kept:
-        return Scan(0, ScanStop.BAD_OFFSET, 0, next_offset, kept)
-    last = kept[-1]
-    return Scan(last.position + last.size, ScanStop.BAD_OFFSET, 0, last.last_offset + 1, kept)
+def _count_in_place(
+    found: Scan, next_offset: int, segment: Segment, position: int, end_offset: int | None
+) -> int:
+    """How many of the batches stand where they were written, as far as their offsets tell.
+
+    A base offset is outside its batch's CRC. Compaction leaves gaps, so a gap alone is no damage; but nothing comes
+    before a batch that skips offsets and is not followed by one that agrees with it.
+    """
+    expected = next_offset
+    batches = found.batches
+    for number, batch in enumerate(batches):
+        if batch.base_offset != expected:
+            if number + 1 < len(batches):
+                follower: int | None = batches[number + 1].base_offset
+            else:
+                follower = _offset_at(segment, position + batch.position + batch.size, end_offset)
+            if follower is None or follower <= batch.last_offset:
+                return number
+        expected = batch.last_offset + 1
+        if expected - segment.base_offset > RELATIVE_OFFSET_MAX + 1:
+            return number
+    return len(batches)
+
+
+def _offset_at(segment: Segment, position: int, end_offset: int | None) -> int | None:
+    try:
+        header = segment.header_at(position)
+    except (KafkaError, OSError):
+        return None
+    return end_offset if header is None else header.base_offset
+
+
+def _first(found: Scan, count: int, next_offset: int) -> Scan:
+    """Only the first `count` batches of a scan."""
+    kept = found.batches[:count]
+    if kept:
+        next_offset = kept[-1].last_offset + 1
+    return Scan(found.batches[count].position, ScanStop.BAD_OFFSET, 0, next_offset, kept)

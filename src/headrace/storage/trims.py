@@ -88,7 +88,12 @@ def _delete_oldest(log: "PartitionLog", count: int, reason: str, now_ms: int = 0
     if not count:
         return 0
     if count == len(log.segments):
-        log.roll(now_ms)
+        try:
+            log.roll(now_ms)
+        except OSError:  # a full disk, perhaps: then the others have to go first
+            count -= 1
+    if not count:
+        return 0
     if not log.segments[count].size:
         log.segments[count].create()
         log.fs.sync_dir(log.directory)
@@ -127,13 +132,20 @@ def _remove_snapshot(log: "PartitionLog", offset: int) -> None:
 
 
 def truncate_to(log: "PartitionLog", offset: int) -> int:
-    """Cut the log so that it ends at `offset`, or before it if that is inside a batch; the new end offset."""
+    """Cut the log so that it ends at `offset`, or before it if that is inside a batch; the new end offset.
+
+    The recovery point may go down with it: the caller writes its checkpoint before it appends anything, or a crash
+    would leave segments unscanned that it wrote since.
+    """
     if offset >= log.log_end_offset:
         return log.log_end_offset
     if offset <= log.log_start_offset or offset <= log.segments[0].base_offset:
         truncate_fully(log, offset)
         return offset
     number = log.segment_number(offset)
+    if _start_of_batch(log.segments[number], offset) <= log.log_start_offset:
+        truncate_fully(log, log.log_start_offset)  # the cut takes the batch that the log starts in
+        return log.log_start_offset
     kept, gone = log.segments[: number + 1], log.segments[number + 1 :]
     for segment in reversed(gone):  # the last first, so that a crash on the way leaves one run
         segment.remove()
@@ -142,6 +154,13 @@ def truncate_to(log: "PartitionLog", offset: int) -> int:
     _finish_truncation(log, kept, end_offset)
     logger.info("log truncated", extra={"fields": {"partition": log.name, "log_end_offset": end_offset}})
     return end_offset
+
+
+def _start_of_batch(segment: Segment, offset: int) -> int:
+    """The first offset of the batch that holds `offset`, or `offset` where there is none."""
+    located = segment.locate(offset) if segment.size else None
+    header = segment.header_at(located[0]) if located else None
+    return offset if header is None else min(header.base_offset, offset)
 
 
 def truncate_fully(log: "PartitionLog", new_start: int) -> None:
@@ -165,4 +184,7 @@ def _finish_truncation(log: "PartitionLog", segments: list[Segment], end_offset:
     log.flushed_offset = min(log.flushed_offset, end_offset)
     log.replace_segments(segments, truncated=True)
     log.epochs.truncate_from_end(end_offset)
+    if log.epochs.dirty:
+        log.fs.write_atomic(log.epochs_path, log.epochs.encode())
+        log.epochs.dirty = False
     rebuild_producers(log)
