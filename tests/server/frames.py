@@ -20,16 +20,26 @@ class RecordingProxy:
         self.frames: list[bytes] = []
         self._target: tuple[str, int] | None = None
         self._sockets: list[socket.socket] = [self._listener]
+        self._pumps: list[threading.Thread] = []
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
 
     def start(self, host: str, port: int) -> None:
         self._target = (host, port)
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting.start()
 
     def close(self) -> None:
+        self._shut(self._listener)
+        self._accepting.join()
         for sock in self._sockets:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+            self._shut(sock)
+        for thread in self._pumps:
+            thread.join()
+        for sock in self._sockets:
             sock.close()
+
+    def _shut(self, sock: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         while True:
@@ -37,10 +47,16 @@ class RecordingProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(self._target)
-            self._sockets += [client, server]
-            threading.Thread(target=self._pump, args=(client, server, True), daemon=True).start()
-            threading.Thread(target=self._pump, args=(server, client, False), daemon=True).start()
+            self._sockets.append(client)
+            try:
+                server = socket.create_connection(self._target)
+            except OSError:
+                continue
+            self._sockets.append(server)
+            for ends in ((client, server, True), (server, client, False)):
+                thread = threading.Thread(target=self._pump, args=ends, daemon=True)
+                self._pumps.append(thread)
+                thread.start()
 
     def _pump(self, source: socket.socket, sink: socket.socket, record: bool) -> None:
         held = b""

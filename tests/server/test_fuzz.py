@@ -3,13 +3,21 @@
 import contextlib
 import os
 import random
+import select
 import socket
 import threading
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+)
 from kafka import KafkaConsumer, KafkaProducer
 
 from headrace.testing import Broker
@@ -32,12 +40,11 @@ def record_real_frames() -> list[bytes]:
         admin = AdminClient({"bootstrap.servers": bootstrap})
         for future in admin.create_topics([NewTopic("recorded", 2, 1)]).values():
             future.result(30)
-        resource = ConfigResource(
-            ConfigResource.Type.TOPIC, "recorded", set_config={"retention.ms": "1000000"}
-        )
+        change = ConfigEntry("retention.ms", "1000000", incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, "recorded", incremental_configs=[change])
         for future in [
             *admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, "recorded")]).values(),
-            *admin.alter_configs([resource]).values(),
+            *admin.incremental_alter_configs([resource]).values(),
             *admin.create_partitions([NewPartitions("recorded", 3)]).values(),
         ]:
             future.result(30)
@@ -115,6 +122,10 @@ class Attacker:
         self._chance = random.Random(seed)
         self._sock: socket.socket | None = None
 
+    def close(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+
     def attack(self, count: int) -> None:
         sent = 0
         while sent < count:
@@ -144,8 +155,6 @@ class Attacker:
         self._sock = None
 
     def _wait_writable(self) -> None:
-        import select
-
         _, writable, _ = select.select([], [self._sock], [], REPLY_WAIT_S)
         if not writable:
             raise OSError("the broker reads no more of this connection")
@@ -173,6 +182,8 @@ def test_broken_frames_neither_stop_the_broker_nor_grow_it_nor_disturb_others():
             for thread in threads:
                 thread.join()
             assert broker.running, f"seed {SEED}: the broker fell"
+        for attacker in attackers:
+            attacker.close()
         canary.sing()
         grown_mb = resident_mb(broker.pid) - before_mb
         assert grown_mb < GROWTH_MB_MAX, f"seed {SEED}: the broker grew by {grown_mb:.0f} MB"
