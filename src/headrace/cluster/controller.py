@@ -101,9 +101,7 @@ def find_topic(image: ClusterImage, name: str | None, topic_id: bytes) -> TopicI
     if name is not None:
         topic = image.topics.get(name)
         if topic is None:
-            raise KafkaError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition."
-            )
+            raise _no_such_topic()
         return topic
     topic = image.topic_by_id(topic_id)
     if topic is None:
@@ -130,7 +128,7 @@ def create_partitions(
         topic_id = bytes(16) if topic is None else topic.id
         try:
             if topic is None:
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                raise _no_such_topic()
             records += _more_partitions(image, topic, request, len(records))
         except KafkaError as error:
             results.append(Outcome(request.name, topic_id, error))
@@ -297,6 +295,11 @@ def _registrations(topic_id: bytes, first: int, replicas: Sequence[tuple[int, ..
         PartitionRecord(topic_id, index, chosen, chosen, chosen[0], leader_epoch=0, partition_epoch=0)
         for index, chosen in enumerate(replicas, first)
     ]
+
+
+def _no_such_topic() -> KafkaError:
+    words = "This server does not host this topic-partition."
+    return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, words)
 
 
 def _partitions_asked(requests: Sequence[NewTopic], config: BrokerConfig) -> int:

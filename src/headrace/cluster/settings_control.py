@@ -26,6 +26,7 @@ from headrace.base.settings_types import java_list
 from headrace.cluster.image import ClusterImage
 from headrace.cluster.records import ConfigRecord, MetadataRecord
 
+PER_LISTENER_PREFIX = "ssl."
 CLIENT_METRICS_INTERVAL_MS_MIN = 100
 CLIENT_METRICS_INTERVAL_MS_MAX = 3_600_000
 CLIENT_METRICS_MATCH_KEYS = frozenset(
@@ -194,6 +195,12 @@ def _check_broker(
     fixed = [name for name in set_now if name in BROKER_SETTINGS and not BROKER_SETTINGS[name].reload]
     if fixed:
         raise _bad_request(f"Cannot update these configs dynamically: {java_list(tuple(fixed))}")
+    secured = [name for name in set_now if name.startswith(PER_LISTENER_PREFIX)]
+    if secured:
+        raise _bad_request(
+            "These security configs can be dynamically updated only per-listener using the listener prefix: "
+            f"{java_list(tuple(secured))}"
+        )
     alone = [n for n in set_now if n in BROKER_SETTINGS and BROKER_SETTINGS[n].reload is Reload.PER_BROKER]
     if alone and not request.name:
         raise _bad_request(

@@ -16,6 +16,7 @@ from headrace.cluster.image import BROKER_RESOURCE, ClusterImage
 from headrace.cluster.settings_control import Resource
 
 UNKNOWN_TYPE = 0
+LISTENER_NAME = "PLAINTEXT"
 
 
 class Source(IntEnum):
@@ -61,7 +62,7 @@ class SettingsView:
         self._places: tuple[tuple[Source, Mapping[str, str]], ...] = (
             (Source.DYNAMIC_BROKER, image.config(BROKER_RESOURCE, str(node_id))),
             (Source.DYNAMIC_DEFAULT_BROKER, image.config(BROKER_RESOURCE, "")),
-            (Source.STATIC_BROKER, config.static_values),
+            (Source.STATIC_BROKER, {**_registered(image, node_id), **config.static_values}),
         )
 
     def topic(self, overrides: Mapping[str, str], names: Iterable[str] | None = None) -> list[Entry]:
@@ -143,8 +144,12 @@ class SettingsView:
         setting = BROKER_SETTINGS.get(name)
         if setting is None or setting.sensitive:
             return _broker_entry(name, None, self._synonyms(name))
-        value = render(setting.type, getattr(self._config, setting.attribute))
-        return _broker_entry(name, value, self._synonyms(name))
+        synonyms = self._synonyms(name)
+        if synonyms and synonyms[0].source is Source.STATIC_BROKER:
+            value = synonyms[0].value
+        else:
+            value = render(setting.type, getattr(self._config, setting.attribute))
+        return _broker_entry(name, value, synonyms)
 
     def _synonyms(self, name: str) -> tuple[Synonym, ...]:
         """Every place that has a value for a broker's key or for a coarser one it falls back to.
@@ -168,11 +173,20 @@ class SettingsView:
         return tuple(found[start:])
 
 
+def _registered(image: ClusterImage, node_id: int) -> dict[str, str]:
+    """What a broker knows of itself without being told: its number, and where it said clients reach it."""
+    values = {"node.id": str(node_id), "broker.id": str(node_id)}
+    if (broker := image.brokers.get(node_id)) is not None:
+        host = f"[{broker.host}]" if ":" in broker.host else broker.host
+        values["advertised.listeners"] = f"{LISTENER_NAME}://{host}:{broker.port}"
+    return values
+
+
 def _broker_entry(name: str, value: str | None, synonyms: tuple[Synonym, ...]) -> Entry:
     setting = BROKER_SETTINGS.get(name)
     source = synonyms[0].source if synonyms else Source.DEFAULT
     if setting is None:
-        return Entry(name, None, source, False, True, UNKNOWN_TYPE, "", synonyms)
+        return Entry(name, None, source, True, True, UNKNOWN_TYPE, "", synonyms)
     return Entry(
         name,
         value,

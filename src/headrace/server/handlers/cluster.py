@@ -8,6 +8,7 @@ log: one voter. Left out: fenced and offline brokers, until there are others; li
 brokers.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -33,6 +34,9 @@ BAD_KEY_TYPE = (
     "This most likely occurs because of a request being malformed by the client library or the message was sent to an "
     "incompatible broker. See the broker logs for more details."
 )
+
+_STAY_UNKNOWN = (ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.INVALID_REQUEST)
+"""Why a topic is not made on being asked for, when the asker is told no more than that it is not there."""
 
 _OPERATIONS = {
     ResourceType.TOPIC: (
@@ -189,7 +193,7 @@ async def _auto_create(broker: Broker, names: list[str], errors: dict[str, Error
         broker.new_topic_id,
     )
     for result in results:
-        if result.error is not None and result.error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+        if result.error is not None and result.error.code not in _STAY_UNKNOWN:
             errors[result.name] = result.error.code
     try:
         await broker.commit(records)
@@ -379,9 +383,19 @@ def handle_describe_log_dirs(broker: Broker, context: RequestContext, request: M
         "error_code": ErrorCode.NONE,
         "log_dir": broker.logs.data_dir,
         "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
+        "total_bytes": _volume_bytes(broker.logs.data_dir),
         "usable_bytes": broker.logs.fs.free_bytes(),
     }
     return {"throttle_time_ms": context.throttle_ms, "results": [directory]}
+
+
+def _volume_bytes(directory: str) -> int:
+    """The size of the volume a directory is on; -1 where there is none, as for logs in memory."""
+    try:
+        volume = os.statvfs(directory)
+    except OSError:
+        return -1
+    return volume.f_blocks * volume.f_frsize
 
 
 def handle_find_coordinator(broker: Broker, context: RequestContext, request: Message) -> Body:

@@ -114,7 +114,7 @@ def _entry(entry: Entry, include_synonyms: bool, include_documentation: bool) ->
 
 
 def _check_node(
-    name: str, node_id: int, words: str, field: str = "Broker id", kind: str = "broker id"
+    name: str, node_id: int, words: str, field: str = "Broker id", kind: str = "broker id,"
 ) -> None:
     """INVALID_REQUEST unless a resource's name is this broker's number."""
     digits = name[1:] if name[:1] in ("+", "-") else name
@@ -122,7 +122,7 @@ def _check_node(
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"{field} must be an integer, but it is: {name}")
     if int(name) != node_id:
         expected = words.format(node_id)
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected {kind}, {expected} received {name}")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected {kind} {expected} received {name}")
 
 
 def _authorize(context: RequestContext, operation: Operation, kind: int, name: str) -> None:
@@ -230,7 +230,7 @@ def _loggers(keys: list[str] | None) -> list[Entry]:
 
 def _alter_loggers(node_id: int, change: ResourceChange, validate_only: bool) -> Altered:
     try:
-        _check_node(change.name, node_id, "Expected {}, but", "Node id", "node id")
+        _check_node(change.name, node_id, "Expected {}, but", "Node id", "node id.")
         levels = _checked_levels(change)
     except KafkaError as error:
         return Altered(change.type, change.name, error)

@@ -89,7 +89,7 @@ class _SettingsTold:
 
 
 def _created(result: Created, tell: _SettingsTold | None) -> dict[str, Any]:
-    answer: dict[str, Any] = {"name": result.name, "topic_id": result.topic_id}
+    answer: dict[str, Any] = {"name": result.name, "topic_id": result.topic_id, "error_message": None}
     if result.error is not None:
         return answer | _failure(result.error) | {"configs": []}
     return answer | ({} if tell is None else tell.of(result))
