@@ -28,6 +28,7 @@ class PartitionQueue:
     """One partition's batches that are not acknowledged yet."""
 
     __slots__ = (
+        "confirmed",
         "in_flight",
         "needs_new_epoch",
         "next_sequence",
@@ -45,6 +46,7 @@ class PartitionQueue:
         self.node_id = -1  # where those in flight went
         self.order = 0
         self.producer = NO_PRODUCER
+        self.confirmed = False  # whether the broker has taken a batch of this producer id and epoch
         self.next_sequence = 0
         self.needs_new_epoch = False
 
@@ -67,7 +69,8 @@ class PartitionQueue:
     def adopt(self, producer: ProducerId) -> None:
         """Begin anew under another producer id or epoch: sequences of what still waits start at 0."""
         assert not self.in_flight
-        self.producer, self.next_sequence, self.needs_new_epoch = producer, 0, False
+        self.producer, self.next_sequence = producer, 0
+        self.confirmed = self.needs_new_epoch = False
         for batch in self.waiting:
             if batch.sequence != NO_SEQUENCE:
                 self.number(batch)

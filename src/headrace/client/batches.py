@@ -79,6 +79,7 @@ class Batch:
         "retry_at_s",
         "sequence",
         "size_bytes",
+        "unsure",
     )
 
     def __init__(self, partition: TopicPartition, order: Order, created_s: float, deadline_s: float) -> None:
@@ -92,6 +93,7 @@ class Batch:
         self.retry_at_s = 0.0
         self.producer = NO_PRODUCER
         self.sequence = NO_SEQUENCE
+        self.unsure = False  # whether the broker may have it although no acknowledgement came
         self.encoded: bytes | None = None
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.error: KafkaError | None = None

@@ -27,6 +27,7 @@ from headrace.wire.messages import Message
 TOPICS_TRACKED_MAX = 10_000
 NO_NODE = -1
 JITTER = 0.2
+FINISH_TIMEOUT_MS = 2_000
 
 _log = get_logger(__name__)
 
@@ -347,9 +348,8 @@ class Cluster:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for link in self._links.values():
-            if link.connection is not None:
-                link.connection.close(Closed("the client is closed"))
+        open_ones = [link.connection for link in self._links.values() if link.connection is not None]
+        await asyncio.gather(*(connection.finish(FINISH_TIMEOUT_MS) for connection in open_ones))
 
 
 def _retrieve(task: "asyncio.Task[Any]") -> None:

@@ -15,6 +15,7 @@ from headrace import __version__
 from headrace.base.errors import ErrorCode
 from headrace.client.errors import (
     ClientError,
+    Closed,
     Disconnected,
     NotKafka,
     RequestTimedOut,
@@ -160,8 +161,22 @@ class Connection:
         """End the connection; requests that wait fail with `error`, or as disconnected."""
         if self._error is None:
             self._error = error or Disconnected(f"the connection to {self.host}:{self.port} was closed")
-            if self._stream is not None:
-                self._stream.close()
+            if self._stream is None:
+                self.closed.set()
+            else:
+                self._stream.abort()
+            self._fail_waiting()
+
+    async def finish(self, timeout_ms: float) -> None:
+        """End the connection after what was sent has left; at once when that takes too long."""
+        if self._error is None and self._stream is not None:
+            self._error = Closed("the client is closed")
+            self._stream.close()
+            try:
+                async with asyncio.timeout(timeout_ms / 1000):
+                    await self.closed.wait()
+            except TimeoutError:
+                self._stream.abort()
             self._fail_waiting()
 
     # -- the stream's side ------------------------------------------------------------------------------------------

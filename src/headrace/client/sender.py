@@ -9,9 +9,12 @@ on the same loop, so there is nothing to lock.
 How order survives retries. Several batches of a partition may be in flight, numbered by sequence. When one
 fails, those behind it are refused by the broker (a gap in the sequence) and come back too; each is put back
 at its place and sent again only when nothing before it is unanswered. When a batch is given up although it
-had a number, or the broker lost track, the numbers can no longer be continued: once nothing is in flight the
-partition goes on under the next epoch, from 0. Without idempotence a retry may overtake, as in Kafka, unless
-only one request may be in flight.
+had a number, or the broker lost track, the numbers cannot be continued: the partition goes on under the next
+epoch, from 0. Before that nothing may be in flight, and a batch that the broker may have without our knowing
+is first sent again under its old number: it is then acknowledged as a duplicate, or refused as out of order,
+which proves that it is not there. The first batch under an id and epoch goes alone: a broker that does not
+know the producer takes any sequence, so a second one could be taken while the first is refused. Without
+idempotence a retry may overtake, as in Kafka, unless only one request may be in flight.
 """
 
 import asyncio
@@ -41,6 +44,16 @@ _LOST_TRACK = frozenset(
     {ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_EPOCH}
 )
 
+# After these the batch may be in the log all the same.
+_PERHAPS_WRITTEN = frozenset(
+    {
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+    }
+)
+
 _log = get_logger(__name__)
 
 
@@ -57,6 +70,7 @@ class Sender:
         self._wake = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._metadata_failures = 0
+        self._stopped = False
         self.hurry = 0  # how many flushes run: then nothing lingers
 
     # -- life -------------------------------------------------------------------------------------------------------
@@ -71,6 +85,7 @@ class Sender:
 
     async def stop(self, error: KafkaError) -> None:
         """End all tasks and fail whatever is left."""
+        self._stopped = True
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -141,11 +156,14 @@ class Sender:
         if queue.needs_new_epoch:
             if queue.in_flight:
                 return NEVER_S
-            self._next_epoch(queue)
+            if not queue.waiting[0].unsure:
+                self._next_epoch(queue)
         head = queue.waiting[0]
         if head.retry_at_s > now_s:
             return head.retry_at_s
         if head.attempts and not queue.first_unanswered(head):
+            return NEVER_S
+        if self._config.enable_idempotence and queue.in_flight and not queue.confirmed:
             return NEVER_S
         accumulator = self._accumulator
         if len(queue.waiting) > 1 or self.hurry or accumulator.pressed or accumulator.closed(head):
@@ -239,7 +257,7 @@ class Sender:
     ) -> None:
         self._in_flight[node_id] -= 1
         now_s = asyncio.get_running_loop().time()
-        if future.cancelled():
+        if future.cancelled() or self._stopped:
             return
         error = future.exception()
         if error is not None:
@@ -287,19 +305,23 @@ class Sender:
                 self._want_metadata()
 
     def _succeeded(self, queue: PartitionQueue, batch: Batch, offset: int, log_append_time_ms: int) -> None:
+        queue.confirmed = queue.confirmed or batch.producer == queue.producer
         if not batch.done:  # it may have been given up for its deadline while the answer was on its way
             batch.succeed(offset, log_append_time_ms)
         self._accumulator.finish(queue, batch)
 
     def _failed(self, queue: PartitionQueue, batch: Batch, error: KafkaError, now_s: float) -> None:
         """One attempt failed: split, try again, or give up."""
-        queue.in_flight.remove(batch)
-        batch.last_error = error
         if batch.done:
             # Given up while in flight, and nobody knows whether it was written.
-            queue.needs_new_epoch = batch.sequence != NO_SEQUENCE
-            self._accumulator.finish(queue, batch)
+            self._give_up(queue, batch, error)
             return
+        queue.in_flight.remove(batch)
+        batch.last_error = error
+        if isinstance(error, ClientError) or error.code in _PERHAPS_WRITTEN:
+            batch.unsure = True
+        elif error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            batch.unsure = False
         if error.code is ErrorCode.MESSAGE_TOO_LARGE and len(batch.records) > 1:
             self._accumulator.split(queue, batch)
             return

@@ -44,7 +44,11 @@ class FrameStream(Protocol):
         ...
 
     def close(self) -> None:
-        """End the stream; `on_closed` follows."""
+        """Send what is queued, then end the stream; `on_closed` follows."""
+        ...
+
+    def abort(self) -> None:
+        """End the stream at once; `on_closed` follows."""
         ...
 
 
@@ -83,6 +87,10 @@ class SocketStream(asyncio.BufferedProtocol):
             raise Disconnected("the connection is closed")
 
     def close(self) -> None:
+        if self._transport is not None and not self._closed:
+            self._transport.close()
+
+    def abort(self) -> None:
         if self._transport is not None and not self._closed:
             self._transport.abort()
 
@@ -153,7 +161,7 @@ class SocketStream(asyncio.BufferedProtocol):
             "check that the port is a Kafka listener without TLS",
         )
         self._filled = 0
-        self.close()
+        self.abort()
 
 
 def socket_connector(
