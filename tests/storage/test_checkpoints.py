@@ -23,6 +23,8 @@ from headrace.storage.checkpoints import (
 )
 from headrace.storage.memory import MemoryFileSystem
 
+TOPIC_ID = bytes(range(16))
+
 names = st.text(st.sampled_from("abcXYZ019._-"), min_size=1, max_size=249)
 offsets = st.dictionaries(st.tuples(names, st.integers(0, 2**31 - 1)), st.integers(0, 2**63 - 1), max_size=20)
 
@@ -138,7 +140,22 @@ def test_partition_metadata_is_kafkas() -> None:
 def test_partition_without_metadata_has_no_topic_id() -> None:
     fs = MemoryFileSystem()
     fs.makedirs("a-0")
-    assert read_partition_metadata(fs, "a-0") is None
+    assert read_partition_metadata(fs, "a-0", TOPIC_ID) is None
+
+
+def test_partition_metadata_that_came_through_in_part_counts_as_missing() -> None:
+    fs = MemoryFileSystem()
+    fs.makedirs("a-0")
+    whole = encode_partition_metadata(TOPIC_ID)
+    for data in (b"", bytes(10), whole[:25], whole[:-1] + b"\0"):
+        fs.write_atomic("a-0/partition.metadata", data)
+        assert read_partition_metadata(fs, "a-0", TOPIC_ID) is None, data
+    fs.write_atomic("a-0/partition.metadata", whole)
+    assert read_partition_metadata(fs, "a-0", TOPIC_ID) == TOPIC_ID
+    assert read_partition_metadata(fs, "a-0", bytes(16)) == TOPIC_ID
+    fs.write_atomic("a-0/partition.metadata", b"version: 7\n")
+    with pytest.raises(CorruptIdentity):
+        read_partition_metadata(fs, "a-0", TOPIC_ID)
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,9 @@ class OffsetCheckpoint:
             )
             return {}
 
-    def write(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Replace the file; durable when it returns. OSError leaves the old one."""
-        self._fs.write_atomic(self.name, encode_offsets(offsets))
+    def write(self, offsets: Mapping[tuple[str, int], int], *, durable: bool = True) -> None:
+        """Replace the file; durable when it returns, unless told otherwise. OSError leaves the old one."""
+        self._fs.write_atomic(self.name, encode_offsets(offsets), durable=durable)
 
 
 def encode_meta_properties(meta: MetaProperties) -> bytes:
@@ -159,10 +159,16 @@ def decode_partition_metadata(data: bytes) -> bytes:
         raise CorruptIdentity(f"{PARTITION_METADATA_NAME}: {error}") from error
 
 
-def read_partition_metadata(fs: FileSystem, directory: str) -> bytes | None:
-    """The topic id of a partition directory; None when it says none."""
+def read_partition_metadata(fs: FileSystem, directory: str, expected: bytes) -> bytes | None:
+    """The topic id of a partition directory; None when it says none.
+
+    That is so after a power cut right after its creation, and also when only a part of the expected id came through.
+    """
     try:
         data = fs.read(f"{directory}/{PARTITION_METADATA_NAME}")
     except FileNotFoundError:
+        return None
+    whole = encode_partition_metadata(expected)
+    if data != whole and whole.startswith(data.rstrip(b"\0")):
         return None
     return decode_partition_metadata(data)

@@ -20,13 +20,9 @@ from headrace.base.ids import ZERO_ID, format_id
 from headrace.base.log import get_logger
 from headrace.base.settings import BrokerConfig, TopicConfig
 from headrace.storage.checkpoints import (
-    LOG_STARTS_NAME,
     PARTITION_METADATA_NAME,
-    RECOVERY_POINTS_NAME,
     CorruptIdentity,
     MetaProperties,
-    OffsetCheckpoint,
-    Offsets,
     encode_partition_metadata,
     read_meta_properties,
     read_partition_metadata,
@@ -43,6 +39,7 @@ from headrace.storage.directories import (
 )
 from headrace.storage.files import DiskFileSystem, FileSystem
 from headrace.storage.log import PartitionLog
+from headrace.storage.log_checkpoints import Key, LogCheckpoints
 from headrace.storage.memory import MemoryFileSystem
 from headrace.storage.recovery import open_log
 from headrace.storage.upkeep import Background, Upkeep
@@ -52,8 +49,6 @@ _CLEAN_SHUTDOWN: Final = b'{"version":0,"brokerEpoch":-1}'
 
 PROGRESS_INTERVAL_MS: Final = 2_000
 """How often a long recovery says how far it is."""
-
-Key = tuple[str, int]
 
 logger = get_logger(__name__)
 
@@ -106,16 +101,10 @@ class LogManager:
         self._to_remove: list[str] = []
         # Logs found closed in order, and what they held then: those still the same need no closing.
         self._opened_at: dict[Key, tuple[int, int, int]] = {}
+        self._unsynced_ids: set[Key] = set()
         self._lock: DirectoryLock | None = None
         self._was_clean = False
-        self._recovery_points = OffsetCheckpoint(fs, RECOVERY_POINTS_NAME)
-        self._log_starts = OffsetCheckpoint(fs, LOG_STARTS_NAME)
-        self._found_recovery_points: Offsets = {}
-        self._found_log_starts: Offsets = {}
-        self._written_recovery_points: Offsets = {}
-        self._written_log_starts: Offsets = {}
-        self._checkpoint_running = False
-        self._recovery_points_written_ms = clock.now_ms()
+        self._checkpoints = LogCheckpoints(fs, clock.now_ms())
         self._aside_count = 0
         self.limit_offset: Callable[[PartitionLog], int] = lambda log: log.log_end_offset
         """How far retention of a log may go: its high watermark, once someone keeps one."""
@@ -149,10 +138,7 @@ class LogManager:
                 self._unclaimed[key] = name
             elif is_deleted(name):
                 self._to_remove.append(name)
-        self._found_recovery_points = self._recovery_points.read()
-        self._found_log_starts = self._log_starts.read()
-        self._written_recovery_points = self._found_recovery_points
-        self._written_log_starts = self._found_log_starts
+        self._checkpoints.read()
         if self._was_clean:
             # Gone for good before anything is written, or a power cut could bring it back over a log that changed.
             self.fs.remove(CLEAN_SHUTDOWN_NAME)
@@ -230,7 +216,8 @@ class LogManager:
     def create(self, topic: str, partition: int, topic_id: bytes, config: TopicConfig) -> PartitionLog:
         """The log of a partition: open already, or opened from its directory, or new.
 
-        KafkaError(KAFKA_STORAGE_ERROR) when the disk does not allow it; the partition is then offline.
+        KafkaError(KAFKA_STORAGE_ERROR) when the disk does not allow it. A log that is there and cannot be opened is
+        offline from then on; making a new one can be tried again.
         """
         key = (topic, partition)
         log = self._logs.get(key)
@@ -240,9 +227,11 @@ class LogManager:
         if key in self._offline:
             raise self._offline[key]
         try:
-            log = self._open_found(key, topic_id, config) or self._make(key, topic_id, config)
+            log = self._open_found(key, topic_id, config)
         except (OSError, CorruptIdentity, KafkaError) as error:
             raise self._set_offline(key, error) from error
+        if log is None:
+            log = self._make(key, topic_id, config)
         self._logs[key] = log
         self._topic_ids[key] = topic_id
         return log
@@ -252,7 +241,7 @@ class LogManager:
         directory = self._unclaimed.get(key)
         if directory is None:
             return None
-        found_id = read_partition_metadata(self.fs, directory) if topic_id != ZERO_ID else topic_id
+        found_id = read_partition_metadata(self.fs, directory, topic_id) if topic_id != ZERO_ID else topic_id
         if found_id is not None and found_id != topic_id:
             logger.warning(
                 "directory belongs to another topic of the same name",
@@ -265,6 +254,7 @@ class LogManager:
                 },
             )
             self._put_aside(directory, STRAY_SUFFIX)
+            self._checkpoints.forget(key)
             del self._unclaimed[key]
             return None
         log = open_log(
@@ -274,12 +264,12 @@ class LogManager:
             key[1],
             config,
             clean=self._was_clean,
-            recovery_point=self._found_recovery_points.get(key, 0),
-            log_start_offset=self._found_log_starts.get(key, 0),
+            recovery_point=self._checkpoints.recovery_point(key),
+            log_start_offset=self._checkpoints.log_start(key),
             now_ms=self._clock.now_ms(),
         )
         if found_id is None:
-            self._write_topic_id(directory, topic_id)
+            self._write_topic_id(key, directory, topic_id)
         del self._unclaimed[key]
         if self._was_clean:
             self._opened_at[key] = _extent(log)
@@ -287,16 +277,25 @@ class LogManager:
 
     def _make(self, key: Key, topic_id: bytes, config: TopicConfig) -> PartitionLog:
         directory = directory_name(*key)
-        self.fs.makedirs(directory)
-        self._write_topic_id(directory, topic_id)
+        try:
+            self.fs.makedirs(directory)
+        except OSError as error:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"Directory {directory} cannot be made: {error.strerror}"
+            ) from error
+        self._write_topic_id(key, directory, topic_id)
         return PartitionLog(self.fs, directory, key[0], key[1], config, now_ms=self._clock.now_ms())
 
-    def _write_topic_id(self, directory: str, topic_id: bytes) -> None:
+    def _write_topic_id(self, key: Key, directory: str, topic_id: bytes) -> None:
         if topic_id == ZERO_ID:
             return  # the metadata log, which is nobody's topic
-        # Not synced: if it is lost the metadata, which is synced, places the directory all the same.
+        # Synced only at the end: if it is lost, the metadata, which is synced, places the directory all the same.
         path = f"{directory}/{PARTITION_METADATA_NAME}"
-        self.fs.write_atomic(path, encode_partition_metadata(topic_id), durable=False)
+        try:
+            self.fs.write_atomic(path, encode_partition_metadata(topic_id), durable=False)
+            self._unsynced_ids.add(key)
+        except OSError as error:
+            logger.warning("topic id cannot be written", extra={"fields": {"file": path, "why": str(error)}})
 
     def _set_offline(self, key: Key, error: Exception) -> KafkaError:
         logger.error(
@@ -330,11 +329,13 @@ class LogManager:
         log = self._logs.pop(key, None)
         self._topic_ids.pop(key, None)
         self._opened_at.pop(key, None)
+        self._unsynced_ids.discard(key)
         was_offline = self._offline.pop(key, None) is not None
         found = self._unclaimed.pop(key, None)
         if log is None and not was_offline and found is None:
             return
         directory = log.directory if log is not None else directory_name(topic, partition)
+        self._checkpoints.forget(key)
         if log is not None:
             self._upkeep.forget(log)
             log.close(clean=False)
@@ -387,75 +388,20 @@ class LogManager:
         self._upkeep.tick(self._logs.values(), now_ms, self.limit_offset)
         if self._to_remove:
             self._remove_next()
-        self._checkpoint_if_due(now_ms)
+        self._checkpoint(now_ms)
 
-    def _checkpoint_if_due(self, now_ms: int) -> None:
-        if self._checkpoint_running:
-            return
-        starts = self._current_log_starts()
-        if self._truncated_below_checkpoint():
-            self._upkeep.recovery_points_moved = True
+    def _checkpoint(self, now_ms: int) -> None:
+        moved, self._upkeep.recovery_points_moved = self._upkeep.recovery_points_moved, False
         interval_ms = self._config.log_flush_offset_checkpoint_interval_ms
-        points: Offsets | None = None
-        if self._upkeep.recovery_points_moved or now_ms - self._recovery_points_written_ms >= interval_ms:
-            self._upkeep.recovery_points_moved = False
-            self._recovery_points_written_ms = now_ms
-            points = self._current_recovery_points()
-            if points == self._written_recovery_points:
-                points = None
-        # A log start that only DeleteRecords moved is known nowhere else, so it is written as soon as it changes.
-        if points is None and starts == self._written_log_starts:
+        pending = self._checkpoints.due(self._logs, self._not_open(), now_ms, interval_ms, moved)
+        if pending is None:
             return
+        written = partial(self._checkpoints.written, pending)
+        if not self._submit(pending.run, written):
+            written(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "too much work waits for the disk"))
 
-        def write() -> None:
-            if points is not None:
-                self._recovery_points.write(points)
-            if starts != self._written_log_starts:
-                self._log_starts.write(starts)
-
-        def written(error: Exception | None) -> None:
-            self._checkpoint_running = False
-            if error is not None:
-                self._upkeep.recovery_points_moved = True
-                logger.error("offset checkpoints cannot be written", extra={"fields": {"why": str(error)}})
-                return
-            if points is not None:
-                self._written_recovery_points = points
-            self._written_log_starts = starts
-
-        self._checkpoint_running = True
-        if not self._submit(write, written):
-            self._checkpoint_running = False
-            self._upkeep.recovery_points_moved = True
-
-    def _truncated_below_checkpoint(self) -> bool:
-        """Whether a recovery would start too late in some log: a truncation has set its flushed offset back."""
-        logs = self._logs
-        return any(
-            (log := logs.get(key)) is not None and log.flushed_offset < point
-            for key, point in self._written_recovery_points.items()
-        )
-
-    def _current_recovery_points(self) -> Offsets:
-        points = {key: point for key, log in self._logs.items() if (point := log.recovery_point) > 0}
-        return self._with_unclaimed(points, self._found_recovery_points)
-
-    def _current_log_starts(self) -> Offsets:
-        """The log starts that no segment's name tells."""
-        starts = {
-            key: log.log_start_offset
-            for key, log in self._logs.items()
-            if log.log_start_offset > log.segments[0].base_offset
-        }
-        return self._with_unclaimed(starts, self._found_log_starts)
-
-    def _with_unclaimed(self, offsets: Offsets, found: Offsets) -> Offsets:
-        """What was read at start still counts for logs that are not open."""
-        if self._unclaimed or self._offline:
-            for key in (*self._unclaimed, *self._offline):
-                if key in found:
-                    offsets[key] = found[key]
-        return offsets
+    def _not_open(self) -> set[Key]:
+        return self._offline.keys() | self._unclaimed.keys()
 
     # -- end -------------------------------------------------------------------------------------------------
 
@@ -482,14 +428,13 @@ class LogManager:
         failed = len(failures)
         if not self._was_clean:
             # These were never recovered, so nobody may take them for whole at the next start.
-            failed += len(self._offline.keys() | self._unclaimed.keys())
+            failed += len(self._not_open())
         if failed:
             logger.error(
                 "no clean shutdown: logs are recovered at the next start", extra={"fields": {"logs": failed}}
             )
         try:
-            self._recovery_points.write(self._current_recovery_points())
-            self._log_starts.write(self._current_log_starts())
+            self._checkpoints.write(self._logs, self._not_open())
             if not failed:
                 self.fs.write_atomic(CLEAN_SHUTDOWN_NAME, _CLEAN_SHUTDOWN)
         except OSError as error:
@@ -498,6 +443,8 @@ class LogManager:
     def _close_log(self, key: Key, log: PartitionLog, failures: list[PartitionLog]) -> None:
         """Close one log in order; runs in a thread, because it waits for the disk several times."""
         try:
+            if key in self._unsynced_ids:
+                self.fs.open(f"{log.directory}/{PARTITION_METADATA_NAME}").sync()
             untouched = self._opened_at.get(key) == _extent(log) and not log.failed
             log.close(clean=not untouched and not log.failed)
             if log.failed:

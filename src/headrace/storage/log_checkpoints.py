@@ -1,0 +1,151 @@
+"""Recovery points and log start offsets of all logs, kept in the two checkpoint files.
+
+Owns what was read at start, what was written last, and when the next write is due. Invariants: a recovery point in the
+file is never past what the log has durable, or is lowered by the next write; a log start that no segment's name tells
+(DeleteRecords moved it) is written as soon as it is seen; entries of logs that are there but not open are carried over.
+Writing waits for the disk, so it is prepared here (`due`), done by a worker (`PendingWrite.run`), and noted here after.
+Called by `LogManager`.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from headrace.base.log import get_logger
+from headrace.storage.checkpoints import LOG_STARTS_NAME, RECOVERY_POINTS_NAME, OffsetCheckpoint, Offsets
+from headrace.storage.files import FileSystem
+from headrace.storage.log import PartitionLog
+
+Key = tuple[str, int]
+Logs = Mapping[Key, PartitionLog]
+
+logger = get_logger(__name__)
+
+
+class PendingWrite:
+    """What has to be written; None where the file is right as it is."""
+
+    def __init__(self, checkpoints: "LogCheckpoints", points: Offsets | None, starts: Offsets | None) -> None:
+        self._checkpoints = checkpoints
+        self.points: Final = points
+        self.starts: Final = starts
+
+    def run(self) -> None:
+        """Write it; runs in a thread."""
+        if self.points is not None:
+            self._checkpoints.recovery_points.write(self.points)
+        if self.starts is not None:
+            self._checkpoints.log_starts.write(self.starts)
+
+
+class LogCheckpoints:
+    """Both checkpoint files of one data directory."""
+
+    def __init__(self, fs: FileSystem, now_ms: int) -> None:
+        self.recovery_points: Final = OffsetCheckpoint(fs, RECOVERY_POINTS_NAME)
+        self.log_starts: Final = OffsetCheckpoint(fs, LOG_STARTS_NAME)
+        self._found_points: Offsets = {}
+        self._found_starts: Offsets = {}
+        self._written_points: Offsets = {}
+        self._written_starts: Offsets = {}
+        self._points_written_ms = now_ms
+        self._points_wanted = False
+        self._writing = False
+
+    def read(self) -> None:
+        self._written_points = self.recovery_points.read()
+        self._written_starts = self.log_starts.read()
+        self._found_points = dict(self._written_points)
+        self._found_starts = dict(self._written_starts)
+
+    def recovery_point(self, key: Key) -> int:
+        """Where recovery of a log has to start, by what the process before this one wrote."""
+        return self._found_points.get(key, 0)
+
+    def log_start(self, key: Key) -> int:
+        """The log start offset of a log, by what the process before this one wrote."""
+        return self._found_starts.get(key, 0)
+
+    def due(
+        self, logs: Logs, not_open: Iterable[Key], now_ms: int, interval_ms: int, points_moved: bool
+    ) -> PendingWrite | None:
+        """What to write now, if anything. The caller has it run, then calls `written`; one at a time."""
+        self._points_wanted |= points_moved
+        if self._writing:
+            return None
+        not_open = list(not_open)
+        points: Offsets | None = None
+        if (
+            self._points_wanted
+            or now_ms - self._points_written_ms >= interval_ms
+            or self._point_past_log(logs)
+        ):
+            points = self._current_points(logs, not_open)
+            self._points_wanted = False
+            self._points_written_ms = now_ms
+        starts = self._current_starts(logs, not_open)
+        changed_points = points if points != self._written_points else None
+        changed_starts = starts if starts != self._written_starts else None
+        if changed_points is None and changed_starts is None:
+            return None
+        self._writing = True
+        return PendingWrite(self, changed_points, changed_starts)
+
+    def written(self, pending: PendingWrite, error: Exception | None) -> None:
+        """The outcome of what `due` gave."""
+        self._writing = False
+        if error is not None:
+            self._points_wanted = True
+            logger.error("offset checkpoints cannot be written", extra={"fields": {"why": str(error)}})
+            return
+        if pending.points is not None:
+            self._written_points = pending.points
+        if pending.starts is not None:
+            self._written_starts = pending.starts
+
+    def write(self, logs: Logs, not_open: Iterable[Key]) -> None:
+        """Write both files now; for shutdown."""
+        not_open = list(not_open)
+        self.recovery_points.write(self._current_points(logs, not_open))
+        self.log_starts.write(self._current_starts(logs, not_open))
+
+    def forget(self, key: Key) -> None:
+        """The log was deleted: what was found of it says nothing about a later one of its name.
+
+        A log start must not outlive its log even until the next tick: after a kill in between, a new log of the name
+        would be taken to start there, and lose its records. Not synced, for a kill leaves the page cache in place.
+        """
+        self._found_points.pop(key, None)
+        self._found_starts.pop(key, None)
+        if key in self._written_starts and not self._writing:
+            kept = {other: start for other, start in self._written_starts.items() if other != key}
+            try:
+                self.log_starts.write(kept, durable=False)
+                self._written_starts = kept
+            except OSError as error:
+                logger.error("offset checkpoint cannot be written", extra={"fields": {"why": str(error)}})
+
+    def _point_past_log(self, logs: Logs) -> bool:
+        """Whether a recovery would start too late in some log: a truncation has set its flushed offset back."""
+        return any(
+            (log := logs.get(key)) is not None and log.flushed_offset < point
+            for key, point in self._written_points.items()
+        )
+
+    def _current_points(self, logs: Logs, not_open: list[Key]) -> Offsets:
+        points = {key: point for key, log in logs.items() if (point := log.recovery_point) > 0}
+        return _carry_over(points, self._found_points, not_open)
+
+    def _current_starts(self, logs: Logs, not_open: list[Key]) -> Offsets:
+        starts = {
+            key: log.log_start_offset
+            for key, log in logs.items()
+            if log.log_start_offset > log.segments[0].base_offset
+        }
+        return _carry_over(starts, self._found_starts, not_open)
+
+
+def _carry_over(offsets: Offsets, found: Offsets, keys: list[Key]) -> Offsets:
+    for key in keys:
+        if key in found:
+            offsets[key] = found[key]
+    return offsets
