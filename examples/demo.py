@@ -223,7 +223,7 @@ def stream_over_a_crash(broker: Broker, topic: str, total: int) -> tuple[Stream,
         target=read_live_with_kafka_python, args=(broker.bootstrap, topic, total, seen), daemon=True
     )
     columns = [TextColumn("           {task.description:<24}"), BarColumn(40), MofNCompleteColumn()]
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         acked_bar = progress.add_task("acknowledged", total=total)
         seen_bar = progress.add_task("read along", total=total)
 
