@@ -338,6 +338,8 @@ class LogManager:
         self._checkpoints.forget(key)
         if log is not None:
             self._upkeep.forget(log)
+            # Its paths may soon be another log's: whoever still holds this one writes and flushes no more.
+            log.failed = True
             log.close(clean=False)
         try:
             self._to_remove.append(self._put_aside(directory, DELETED_SUFFIX))
