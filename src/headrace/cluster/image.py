@@ -137,8 +137,9 @@ class _Step:
         if partitions is None:
             topic = self._own_topics()[self._own_names()[record.topic_id]]
             partitions = self._partitions[record.topic_id] = list(topic.partitions)
+        isr = record.replicas if record.isr == record.replicas else record.isr  # mostly so: share the tuple
         registration = PartitionRegistration(
-            record.replicas, record.isr, record.leader, record.leader_epoch, record.partition_epoch
+            record.replicas, isr, record.leader, record.leader_epoch, record.partition_epoch
         )
         if record.index == len(partitions):
             partitions.append(registration)

@@ -1,7 +1,7 @@
 """The records of the metadata log. What the cluster knows is what these records, applied in order, say.
 
-Each kind is a small struct, encoded as msgpack with its tag; a field added later needs a default, so that old logs
-are read by new brokers. `image.apply` is the only reader of their meaning.
+Each kind is a small struct, encoded as msgpack with its tag; a field added later needs a default, so that old logs are
+read by new brokers. `image.apply` is the only reader of their meaning.
 """
 
 from typing import TypeAlias
@@ -9,20 +9,20 @@ from typing import TypeAlias
 import msgspec
 
 
-class TopicRecord(msgspec.Struct, frozen=True, tag="topic"):
+class TopicRecord(msgspec.Struct, frozen=True, array_like=True, tag="topic"):
     """A topic exists."""
 
     name: str
     topic_id: bytes
 
 
-class RemoveTopicRecord(msgspec.Struct, frozen=True, tag="remove_topic"):
+class RemoveTopicRecord(msgspec.Struct, frozen=True, array_like=True, tag="remove_topic"):
     """A topic is gone, with its partitions and its configuration."""
 
     topic_id: bytes
 
 
-class PartitionRecord(msgspec.Struct, frozen=True, tag="partition"):
+class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag="partition"):
     """The whole registration of one partition, new or changed."""
 
     topic_id: bytes
@@ -34,7 +34,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, tag="partition"):
     partition_epoch: int
 
 
-class ConfigRecord(msgspec.Struct, frozen=True, tag="config"):
+class ConfigRecord(msgspec.Struct, frozen=True, array_like=True, tag="config"):
     """A configuration value set, or with None removed. Resource types have Kafka's numbers."""
 
     resource_type: int
@@ -43,7 +43,7 @@ class ConfigRecord(msgspec.Struct, frozen=True, tag="config"):
     value: str | None
 
 
-class BrokerRecord(msgspec.Struct, frozen=True, tag="broker"):
+class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag="broker"):
     """A broker registered, under an epoch that grows with each of its starts."""
 
     broker_id: int
@@ -53,7 +53,7 @@ class BrokerRecord(msgspec.Struct, frozen=True, tag="broker"):
     broker_epoch: int
 
 
-class ProducerIdsRecord(msgspec.Struct, frozen=True, tag="producer_ids"):
+class ProducerIdsRecord(msgspec.Struct, frozen=True, array_like=True, tag="producer_ids"):
     """Every producer id below `next_id` is given to some broker."""
 
     next_id: int

@@ -148,7 +148,10 @@ class Process:
         log = self._logs.create(
             metadata_log.TOPIC, metadata_log.PARTITION, metadata_log.TOPIC_ID, TopicConfig()
         )
-        store = MetadataStore(MetadataLog(log, self._flusher), self._clock)
+        store = MetadataStore(
+            MetadataLog(log, self._flusher, config.metadata_log_max_record_bytes_between_snapshots),
+            self._clock,
+        )
         self._broker = Broker(config, self._clock, self._loop, self._logs, self._flusher, store, cluster_id)
         router = Router(self._broker, HANDLERS, DIRECT, self._broker.spawn)
         host, port = _advertised(config, options.host, self.port)

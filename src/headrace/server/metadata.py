@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.base.clock import Clock
 from headrace.base.errors import KafkaError
-from headrace.cluster.image import EMPTY, ClusterImage, apply
+from headrace.cluster.image import EMPTY, ClusterImage, apply, records_of
 from headrace.cluster.records import MetadataRecord, decode_record, encode_record
 from headrace.consensus.metadata_log import MetadataLog
 
@@ -32,6 +32,11 @@ class MetadataStore:
     def end_offset(self) -> int:
         """The offset after the last appended record."""
         return self._log.end_offset
+
+    @property
+    def committed_offset(self) -> int:
+        """The offset after the last committed record."""
+        return self._log.committed_offset
 
     def load(self) -> None:
         """Read the log from its start. `on_change` is not called: nothing changed, it was so before."""
@@ -62,4 +67,7 @@ class MetadataStore:
     def _publish(self) -> None:
         """One more append is committed. They are so in the order they were made."""
         old, self.image = self.image, apply(self.image, self._appended.popleft())
+        if self._log.snapshot_due:
+            entries = [encode_record(record) for record in records_of(self.image)]
+            self._log.write_snapshot(entries, self._clock.now_ms())
         self.on_change(old, self.image)

@@ -464,7 +464,7 @@ def _quorum(broker: Broker) -> dict[str, Any]:
         "error_message": "",
         "leader_id": broker.node_id,
         "leader_epoch": 0,
-        "high_watermark": broker.metadata.end_offset,
+        "high_watermark": broker.metadata.committed_offset,
         "current_voters": [voter],
         "observers": [],
     }
