@@ -7,6 +7,7 @@ The payload is inflated or walked only where a setting of the topic asks for it:
 (records need keys), a bound on how old records may be. `PartitionLog.append` is the caller.
 """
 
+import struct
 from typing import Final, NamedTuple, NoReturn
 
 from headrace.base.errors import ErrorCode, KafkaError
@@ -16,6 +17,10 @@ from headrace.records.batch import (
     COMPRESSION_MASK,
     CONTROL_BIT,
     HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC_POSITION,
+    MAGIC_V2,
+    MAX_TIMESTAMP_POSITION,
     NO_TIMESTAMP,
     TIMESTAMP_TYPE_BIT,
     BatchHeader,
@@ -33,9 +38,21 @@ from headrace.storage.markers import EndTransactionMarker, parse_marker
 from headrace.storage.origin import Origin
 from headrace.storage.producer_state import ProducerState
 
+LENGTH_POSITION: Final = 8
+_LENGTH: Final = struct.Struct(">i")
+_TIMESTAMP: Final = struct.Struct(">q")
+_LENGTH_MIN: Final = 14  # of the oldest format: what Kafka takes for a length at all
 _COMPRESSION_ID_MAX: Final = 4
 _COMPRESSION_IDS: Final = {"uncompressed": 0, "none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 _UNBOUNDED_MS: Final = 2**63 - 1
+
+
+class RecordsRefused(KafkaError):
+    """A batch is refused because of records in it, told by their number in the batch."""
+
+    def __init__(self, code: ErrorCode, message: str, record_errors: list[tuple[int, str]]) -> None:
+        super().__init__(code, message)
+        self.record_errors = record_errors
 
 
 class Validated(NamedTuple):
@@ -50,8 +67,8 @@ class Validated(NamedTuple):
 def validate(data: memoryview, config: TopicConfig, now_ms: int) -> Validated:
     """Check the records of one partition of a Produce request, and stamp or recompress them as the topic asks."""
     size = len(data)
-    if size < HEADER_SIZE:
-        _refuse_short(data)
+    if size < HEADER_SIZE or data[MAGIC_POSITION] != MAGIC_V2:
+        _refuse_non_batch(data)
     header = parse_header(data)
     (
         base_offset,
@@ -61,15 +78,16 @@ def validate(data: memoryview, config: TopicConfig, now_ms: int) -> Validated:
         crc,
         attributes,
         last_offset_delta,
-        base_timestamp,
+        _,
         max_timestamp,
         producer_id,
-        producer_epoch,
+        _,
         base_sequence,
         record_count,
     ) = header
-    if batch_length + 12 != size:
-        _refuse_size(header, size)
+    if batch_length + LOG_OVERHEAD != size:
+        data = _only_batch(data, header)
+        size = len(data)
     if base_offset != 0:
         raise KafkaError(
             ErrorCode.INVALID_RECORD,
@@ -96,11 +114,10 @@ def validate(data: memoryview, config: TopicConfig, now_ms: int) -> Validated:
         )
     if attributes & (CONTROL_BIT | COMPRESSION_MASK):
         _check_attributes(attributes)
-    if producer_id >= 0 and (base_sequence < 0 or producer_epoch < 0):
+    if producer_id >= 0 and base_sequence < 0:
         raise KafkaError(
             ErrorCode.INVALID_RECORD,
-            f"Invalid sequence number {base_sequence} or epoch {producer_epoch} "
-            f"in record batch with producerId {producer_id}",
+            f"Invalid sequence number {base_sequence} in record batch with producerId {producer_id}",
         )
     if "compact" in config.cleanup_policy:
         _check_keys(data, header)
@@ -119,9 +136,9 @@ def validate(data: memoryview, config: TopicConfig, now_ms: int) -> Validated:
     if attributes & TIMESTAMP_TYPE_BIT:
         data, header = _clear_timestamp_type(data)
     if max_timestamp - now_ms > config.message_timestamp_after_max_ms:
-        _refuse_timestamp(max_timestamp, now_ms, config)
+        data, header = _check_newest(data, now_ms, config)
     if config.message_timestamp_before_max_ms != _UNBOUNDED_MS:
-        _check_oldest(data, base_timestamp, now_ms, config)
+        _check_oldest(data, now_ms, config)
     return Validated(data, header, NO_TIMESTAMP)
 
 
@@ -163,19 +180,21 @@ def check_trusted(
 
 
 def _stamp(data: memoryview, header: BatchHeader, now_ms: int) -> Validated:
-    if data.readonly:
-        data = memoryview(bytearray(data))
+    data = _writable(data)
     set_log_append_time(data, 0, len(data), now_ms)
     return Validated(data, parse_header(data), now_ms)
 
 
 def _clear_timestamp_type(data: memoryview) -> tuple[memoryview, BatchHeader]:
     """A producer does not choose the topic's timestamp type: Kafka writes the topic's over it."""
-    if data.readonly:
-        data = memoryview(bytearray(data))
+    data = _writable(data)
     data[ATTRIBUTES_POSITION + 1] &= ~TIMESTAMP_TYPE_BIT & 0xFF
     seal(data, 0, len(data))
     return data, parse_header(data)
+
+
+def _writable(data: memoryview) -> memoryview:
+    return memoryview(bytearray(data)) if data.readonly else data
 
 
 def _check_attributes(attributes: int) -> None:
@@ -191,40 +210,99 @@ def _check_attributes(attributes: int) -> None:
 def _check_keys(data: memoryview, header: BatchHeader) -> None:
     payload = decompress(header.compression, data[HEADER_SIZE:], INFLATED_BYTES_MAX)
     if check_records(payload, header.record_count) & NULL_KEY:
-        raise KafkaError(ErrorCode.INVALID_RECORD, "Compacted topic cannot accept message without key")
+        reason = "Compacted topic cannot accept message without key"
+        keyless = [number for number, record in enumerate(iter_records(data)) if record.key is None]
+        _refuse_records(ErrorCode.INVALID_RECORD, [(number, reason) for number in keyless])
 
 
-def _check_oldest(data: memoryview, base_timestamp: int, now_ms: int, config: TopicConfig) -> None:
-    """The header tells the newest record's time and the first one's, but not the oldest's."""
+def _check_oldest(data: memoryview, now_ms: int, config: TopicConfig) -> None:
+    """The header tells the newest record's time, but not the oldest's."""
     limit = now_ms - config.message_timestamp_before_max_ms
-    if base_timestamp != NO_TIMESTAMP and base_timestamp < limit:
-        _refuse_timestamp(base_timestamp, now_ms, config)
-    for record in iter_records(data):
-        if record.timestamp != NO_TIMESTAMP and record.timestamp < limit:
-            _refuse_timestamp(record.timestamp, now_ms, config)
+    old = [
+        (number, _out_of_range(record.timestamp, now_ms, config))
+        for number, record in enumerate(iter_records(data))
+        if NO_TIMESTAMP != record.timestamp < limit
+    ]
+    if old:
+        _refuse_records(ErrorCode.INVALID_TIMESTAMP, old)
 
 
-def _refuse_timestamp(timestamp: int, now_ms: int, config: TopicConfig) -> NoReturn:
-    raise KafkaError(
-        ErrorCode.INVALID_TIMESTAMP,
-        f"Timestamp {timestamp} of message is out of range. The timestamp should be within "
-        f"[{now_ms - config.message_timestamp_before_max_ms}, {now_ms + config.message_timestamp_after_max_ms}]",
+def _check_newest(data: memoryview, now_ms: int, config: TopicConfig) -> tuple[memoryview, BatchHeader]:
+    """The header's latest timestamp is too far ahead: so is a record's, or the header does not tell the truth."""
+    limit = now_ms + config.message_timestamp_after_max_ms
+    records = iter_records(data)
+    ahead = [
+        (number, _out_of_range(record.timestamp, now_ms, config))
+        for number, record in enumerate(records)
+        if record.timestamp > limit
+    ]
+    if ahead:
+        _refuse_records(ErrorCode.INVALID_TIMESTAMP, ahead)
+    data = _writable(data)
+    _TIMESTAMP.pack_into(data, MAX_TIMESTAMP_POSITION, max([record.timestamp for record in records]))
+    seal(data, 0, len(data))
+    return data, parse_header(data)
+
+
+def _out_of_range(timestamp: int, now_ms: int, config: TopicConfig) -> str:
+    earliest = now_ms - config.message_timestamp_before_max_ms
+    latest = now_ms + config.message_timestamp_after_max_ms
+    return (
+        f"Timestamp {timestamp} of message is out of range. "
+        f"The timestamp should be within [{earliest}, {latest}]"
     )
 
 
-def _refuse_short(data: memoryview) -> NoReturn:
-    if not data:
-        raise KafkaError(ErrorCode.INVALID_RECORD, "Produce requests must have at least one record batch")
-    parse_header(data)  # names an older format if it is one
-    raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "Fewer bytes than a batch header")
-
-
-def _refuse_size(header: BatchHeader, size: int) -> NoReturn:
-    if header.size > size:
-        raise KafkaError(
-            ErrorCode.CORRUPT_MESSAGE, f"A record batch states {header.size} bytes, {size} are there"
+def _refuse_records(code: ErrorCode, errors: list[tuple[int, str]]) -> NoReturn:
+    """As Kafka tells it: in a sentence, with the first few; the reply carries the list too."""
+    if code is ErrorCode.INVALID_TIMESTAMP:
+        message = "One or more records have been rejected due to invalid timestamp"
+    else:
+        message = (
+            f"One or more records have been rejected due to {len(errors)} record errors in total, "
+            f"and only showing the first three errors at most: {[reason for _, reason in errors[:3]]}"
         )
+    raise RecordsRefused(code, message, errors)
+
+
+def _refuse_non_batch(data: memoryview) -> NoReturn:
+    """Say what bytes are that do not begin with a batch of magic 2, in the order in which Kafka finds out."""
+    if len(data) > MAGIC_POSITION:
+        _check_head(data)
+        if data[MAGIC_POSITION] != MAGIC_V2:
+            raise KafkaError(
+                ErrorCode.INVALID_RECORD,
+                "Produce requests are only allowed to contain record batches with magic version 2",
+            )
     raise KafkaError(
-        ErrorCode.INVALID_RECORD,
-        "Produce requests are only allowed to contain exactly one record batch per partition",
+        ErrorCode.INVALID_RECORD, "Produce requests must have at least one record batch per partition"
     )
+
+
+def _check_head(data: memoryview) -> int:
+    """Length and magic of what should be a batch; the size it states."""
+    length: int = _LENGTH.unpack_from(data, LENGTH_POSITION)[0]
+    if length < _LENGTH_MIN:
+        raise KafkaError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"Record size {length} is less than the minimum record overhead ({_LENGTH_MIN})",
+        )
+    magic = data[MAGIC_POSITION]
+    if magic > MAGIC_V2:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"Invalid magic found in record: {magic}")
+    return length + LOG_OVERHEAD
+
+
+def _only_batch(data: memoryview, header: BatchHeader) -> memoryview:
+    """The one batch in `data`, whose length is not that of the batch. What follows it may only be one cut short."""
+    if header.size > len(data):
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD, "Produce requests must have at least one record batch per partition"
+        )
+    rest = data[header.size :]
+    if len(rest) > MAGIC_POSITION and _check_head(rest) <= len(rest):
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD,
+            "Produce requests are only allowed to contain exactly one record batch per partition",
+        )
+    return data[: header.size]
