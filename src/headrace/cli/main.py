@@ -62,9 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments:
+        print(_overview(), file=sys.stderr)
+        return 2
+    if arguments[0] in ("-h", "--help"):
         print(_overview())
-        return 0 if arguments else 2
+        return 0
     if arguments[0] in ("-V", "--version"):
         from headrace import __version__
 

@@ -89,16 +89,22 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_settings(settings: dict[str, str]) -> None:
+    """Refuse what no broker has, before anything is started or touched."""
     if not settings:
         return
-    from headrace.base.settings import BROKER_SETTINGS
+    from headrace.base.errors import KafkaError
+    from headrace.base.settings import BROKER_SETTINGS, broker_config
 
     for name in settings:
         if name not in BROKER_SETTINGS:
             raise UsageError(
-                f"--set {name}: not a broker setting{nearest(name, BROKER_SETTINGS)}; "
-                "'headrace config describe broker 1' lists them on a running broker"
+                f"--set {name}: there is no such broker setting{nearest(name, BROKER_SETTINGS)}\n"
+                "  'headrace config describe broker 1 --all' lists those of a running broker"
             )
+    try:
+        broker_config(settings)
+    except KafkaError as error:
+        raise UsageError(f"--set: {error.message}\n  correct the value, or leave it out for the default") from None
 
 
 def _stop_on_stdin_eof() -> None:

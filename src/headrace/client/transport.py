@@ -7,6 +7,7 @@ as requests that the connection sends first; tests give a scripted one. Called b
 """
 
 import asyncio
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from struct import Struct
@@ -201,4 +202,6 @@ def socket_connector(
 def _reason(error: OSError) -> str:
     if isinstance(error, socket.gaierror):
         return "the host name is not known"
-    return (error.strerror or str(error)).lower()
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return str(error)

@@ -185,9 +185,7 @@ class Broker:
             self.stop()
         finally:
             self.kill()
-            if self._own_dir is not None:
-                shutil.rmtree(self._own_dir, ignore_errors=True)
-            self._log.close()
+            self._discard()
 
     def __enter__(self) -> Self:
         self.start()
@@ -204,9 +202,14 @@ class Broker:
             self.close()
 
     def __del__(self) -> None:
+        # For a broker that was never closed, such as one that could not start.
         process = getattr(self, "_process", None)
-        if process is not None and process.poll() is None:
+        if process is not None:
             process.kill()
+            process.wait()
+            self._reap()
+        if getattr(self, "_log", None) is not None:
+            self._discard()
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -263,6 +266,11 @@ class Broker:
         if word != "ready" or not port.isdigit():
             raise BrokerFailed(f"expected 'ready HOST:PORT' from the broker, got {line!r}")
         self.port = int(port)
+
+    def _discard(self) -> None:
+        if self._own_dir is not None:
+            shutil.rmtree(self._own_dir, ignore_errors=True)
+        self._log.close()
 
     def _reap(self) -> None:
         process, self._process = self._process, None
