@@ -5,6 +5,7 @@ to belong to no topic (`….<unique>-stray`), and the lock file. Invariant: ever
 and none of the three kinds can be taken for another. Called by `LogManager`.
 """
 
+import contextlib
 import fcntl
 import os
 from typing import Final
@@ -65,8 +66,11 @@ class DirectoryLock:
                 f"{f' (pid {holder})' if holder.isdecimal() else ''} holds the lock on {self.path}. "
                 f"Stop that broker first, or give this one another directory (log.dirs)."
             ) from None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
+        with contextlib.suppress(
+            OSError
+        ):  # on a full disk the lock holds all the same, only without a name to it
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
 
     def release(self) -> None:
         fd, self._fd = self._fd, -1
