@@ -49,13 +49,18 @@ def ballast(disk: Path) -> Path:
 
 def fill(log: PartitionLog) -> int:
     """Append until the disk refuses; how many batches it took."""
-    taken = 0
-    with pytest.raises(KafkaError, match="No space left") as caught:
-        while taken < BATCHES_MAX:
+    batches = 0
+
+    def append_all() -> None:
+        nonlocal batches
+        while batches < BATCHES_MAX:
             append(log, make_batch(10, 500))
-            taken += 1
+            batches += 1
+
+    with pytest.raises(KafkaError, match="No space left") as caught:
+        append_all()
     assert caught.value.code is ErrorCode.KAFKA_STORAGE_ERROR
-    return taken
+    return batches
 
 
 def offsets_are_whole(log: PartitionLog) -> bool:

@@ -131,17 +131,17 @@ def test_topic_deleted_and_created_again_during_a_flush_keeps_the_two_apart(
     async def run() -> int:
         fs.gate.clear()
         append(old, make_batch(5))
-        told: list[Exception | None] = []
-        broker.flusher.request(old, told.append)
+        told: list[asyncio.Future[Exception | None]] = [loop.create_future() for _ in range(2)]
+        broker.flusher.request(old, told[0].set_result)
         await asyncio.to_thread(fs.arrived.wait, DEADLINE_S)
-        broker.flusher.request(old, told.append)
+        broker.flusher.request(old, told[1].set_result)
         broker.logs.delete("a", 0)
         with pytest.raises(KafkaError):
             append(old, make_batch())
         fresh = broker.logs.create("a", 0, OTHER_ID, DURABLE)
         fs.gate.set()
         offset = await broker.produce(fresh)
-        assert len(told) == 2, "nobody is left waiting"
+        await asyncio.wait_for(asyncio.gather(*told), DEADLINE_S)  # nobody is left waiting
         return offset
 
     assert loop.run_until_complete(run()) == 0
