@@ -292,7 +292,9 @@ class LogManager:
         # Synced only at the end: if it is lost, the metadata, which is synced, places the directory all the same.
         path = f"{directory}/{PARTITION_METADATA_NAME}"
         try:
-            self.fs.write_atomic(path, encode_partition_metadata(topic_id), durable=False)
+            file = self.fs.open(path, create=True)
+            file.pwrite(encode_partition_metadata(topic_id), 0)
+            self.fs.forget(path)
             self._unsynced_ids.add(key)
         except OSError as error:
             logger.warning("topic id cannot be written", extra={"fields": {"file": path, "why": str(error)}})

@@ -42,6 +42,8 @@ PRODUCERS_MAX = 50_000
 TRANSACTION_VERSION_2 = 2
 """From this version (KIP-890) the coordinator raises the producer epoch with every marker."""
 
+_new_tuple = tuple.__new__
+
 logger = get_logger(__name__)
 
 
@@ -232,9 +234,9 @@ class ProducerState:
         if attributes & CONTROL_BIT:
             assert marker is not None
             return self._end_transaction(entry, first_offset, marker)
-        entry.batches.append(
-            RememberedBatch(last_sequence, first_offset + offset_delta, offset_delta, timestamp)
-        )
+        # Not through the class, which would cost as much as all the rest: this runs for every batch.
+        batch = (last_sequence, first_offset + offset_delta, offset_delta, timestamp)
+        entry.batches.append(_new_tuple(RememberedBatch, batch))
         if attributes & TRANSACTIONAL_BIT and entry.transaction_first_offset < 0:
             entry.transaction_first_offset = first_offset
             if self._ongoing is _NO_TRANSACTIONS:
