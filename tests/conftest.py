@@ -1,7 +1,7 @@
 """What every test run shares: how hard hypothesis searches, by profile.
 
-`HYPOTHESIS_PROFILE=thorough` searches ten times as long; CI runs the default, which draws the same examples each time so
-that a red run can be repeated.
+`HYPOTHESIS_PROFILE=thorough` searches ten times as long; CI draws the same examples each time, so that a red run can be
+repeated.
 """
 
 import os
