@@ -154,7 +154,12 @@ class ScriptedCluster:
         stream.answer_later(payload, delay_s)
 
     def _api_versions(self) -> dict[str, Any]:
-        spoken = {Api.PRODUCE: (3, 13), Api.METADATA: (0, 13), Api.API_VERSIONS: (0, 4), Api.INIT_PRODUCER_ID: (0, 5)}
+        spoken = {
+            Api.PRODUCE: (3, 13),
+            Api.METADATA: (0, 13),
+            Api.API_VERSIONS: (0, 4),
+            Api.INIT_PRODUCER_ID: (0, 5),
+        }
         keys = [{"api_key": int(a), "min_version": lo, "max_version": hi} for a, (lo, hi) in spoken.items()]
         return {"error_code": 0, "api_keys": keys}
 
@@ -176,7 +181,13 @@ class ScriptedCluster:
             "cluster_id": "scripted",
             "controller_id": self.nodes[0],
             "topics": [
-                {"error_code": 0, "name": TOPIC, "topic_id": TOPIC_ID, "is_internal": False, "partitions": partitions}
+                {
+                    "error_code": 0,
+                    "name": TOPIC,
+                    "topic_id": TOPIC_ID,
+                    "is_internal": False,
+                    "partitions": partitions,
+                }
             ],
         }
 

@@ -15,7 +15,9 @@ from headrace.wire.messages import encode_response
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def connected_to(serve: Serve, body: Callable[[Connection], Awaitable[None]], timeout_ms: int = 5_000) -> None:
+async def connected_to(
+    serve: Serve, body: Callable[[Connection], Awaitable[None]], timeout_ms: int = 5_000
+) -> None:
     """Run `body` with a connection (not opened) to a server that does what `serve` does."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -29,7 +31,11 @@ async def connected_to(serve: Serve, body: Callable[[Connection], Awaitable[None
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     connection = Connection(
-        "127.0.0.1", port, client_id="test", connector=socket_connector(timeout_ms=5_000), timeout_ms=timeout_ms
+        "127.0.0.1",
+        port,
+        client_id="test",
+        connector=socket_connector(timeout_ms=5_000),
+        timeout_ms=timeout_ms,
     )
     try:
         await body(connection)
@@ -207,7 +213,9 @@ def test_a_refused_connection_says_where_and_why() -> None:
         connection = Connection(
             "127.0.0.1", 1, client_id="x", connector=socket_connector(timeout_ms=5_000), timeout_ms=5_000
         )
-        with pytest.raises(Disconnected, match=r"cannot connect to 127\.0\.0\.1:1: connection refused") as caught:
+        with pytest.raises(
+            Disconnected, match=r"cannot connect to 127\.0\.0\.1:1: connection refused"
+        ) as caught:
             await connection.open()
         assert "headrace serve" in caught.value.hint
 

@@ -1,7 +1,8 @@
 """From fetched bytes to records: from the middle of a batch, without control records, without aborted ones."""
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.client.fetched import Chunk
@@ -41,7 +42,9 @@ def drain(of: Chunk, step: int = 1_000) -> list[tuple[int, bytes | None]]:
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.data(), st.sampled_from([0, 1, 2, 3, 4]))
-def test_every_offset_from_the_start_on_comes_out_once(sizes: list[int], data: st.DataObject, codec: int) -> None:
+def test_every_offset_from_the_start_on_comes_out_once(
+    sizes: list[int], data: st.DataObject, codec: int
+) -> None:
     stream, expected, offset = b"", [], 40
     for size in sizes:
         values = [b"%d" % (offset + at) for at in range(size)]

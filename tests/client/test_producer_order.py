@@ -5,14 +5,15 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
-from tests.client.scripted_cluster import TOPIC, Fate, ScriptedCluster
-from tests.client.virtual_time import run_virtual
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.client.batches import Delivery
 from headrace.client.errors import BufferFull, DeliveryTimedOut, RecordTooLarge
 from headrace.client.producer import Producer
+from tests.client.scripted_cluster import TOPIC, Fate, ScriptedCluster
+from tests.client.virtual_time import run_virtual
 
 TRANSIENT = [fate for fate in Fate if fate not in (Fate.FATAL, Fate.FORGOT_PRODUCER)]
 
@@ -95,7 +96,9 @@ def test_what_is_given_up_never_repeats_or_reorders_what_is_kept(
     fates = [fate for fate in fates if fate is not Fate.FORGOT_PRODUCER]
     cluster = ScriptedCluster(fates=fates)
     sent, producer = run_virtual(
-        send_all(cluster, count, pauses, batch_size=batch_size, request_timeout_ms=1_000, delivery_timeout_ms=4_000)
+        send_all(
+            cluster, count, pauses, batch_size=batch_size, request_timeout_ms=1_000, delivery_timeout_ms=4_000
+        )
     )
     for at, log in enumerate(cluster.logs):
         order = {value: position for position, (value, _) in enumerate(sent[at])}
@@ -113,7 +116,9 @@ def test_what_is_given_up_never_repeats_or_reorders_what_is_kept(
 def test_a_broker_that_forgot_the_producer_is_given_a_new_epoch() -> None:
     fates = [Fate.FINE, Fate.FORGOT_PRODUCER]
     cluster = ScriptedCluster(partitions=1, fates=fates)
-    sent, _ = run_virtual(send_all(cluster, 20, [0.01], batch_size=80, max_in_flight_requests_per_connection=1))
+    sent, _ = run_virtual(
+        send_all(cluster, 20, [0.01], batch_size=80, max_in_flight_requests_per_connection=1)
+    )
     assert cluster.logs[0].values == [value for value, _ in sent[0]]
     assert {batch.epoch for batch in cluster.logs[0].batches} == {0, 1}
 
@@ -155,7 +160,11 @@ def test_a_full_buffer_makes_send_wait_and_then_say_so() -> None:
     async def scenario() -> None:
         cluster = ScriptedCluster(partitions=1, fates=[Fate.STUCK] * 1000)
         async with producer_of(
-            cluster, buffer_memory=1_000, max_block_ms=3_000, request_timeout_ms=60_000, delivery_timeout_ms=120_000
+            cluster,
+            buffer_memory=1_000,
+            max_block_ms=3_000,
+            request_timeout_ms=60_000,
+            delivery_timeout_ms=120_000,
         ) as producer:
             with pytest.raises(BufferFull, match="had no room for 3000 ms") as caught:
                 for _ in range(100):
@@ -168,7 +177,9 @@ def test_a_full_buffer_makes_send_wait_and_then_say_so() -> None:
 
 
 @given(senders=st.integers(2, 6), each=st.integers(1, 15), buffer_memory=st.integers(400, 2_000))
-def test_many_senders_share_a_small_buffer_and_all_get_through(senders: int, each: int, buffer_memory: int) -> None:
+def test_many_senders_share_a_small_buffer_and_all_get_through(
+    senders: int, each: int, buffer_memory: int
+) -> None:
     async def scenario() -> None:
         cluster = ScriptedCluster(partitions=1)
         held_max = 0

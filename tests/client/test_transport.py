@@ -1,6 +1,7 @@
 """Frames come out whole and in order, however the bytes are cut on the way."""
 
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.client.errors import NotKafka
 from headrace.client.transport import FRAME_BYTES_MAX, SCRATCH_BYTES, SocketStream
@@ -44,7 +45,9 @@ def feed(stream: SocketStream, data: bytes, cuts: list[int]) -> None:
         turn += 1
 
 
-sizes = st.one_of(st.integers(0, 40), st.sampled_from([SCRATCH_BYTES - 4, SCRATCH_BYTES - 3, SCRATCH_BYTES, 600_000]))
+sizes = st.one_of(
+    st.integers(0, 40), st.sampled_from([SCRATCH_BYTES - 4, SCRATCH_BYTES - 3, SCRATCH_BYTES, 600_000])
+)
 
 
 @given(st.lists(sizes, max_size=12), st.lists(st.integers(1, 300_000), min_size=1, max_size=8))

@@ -122,7 +122,9 @@ def test_no_broker_outlives_the_process_that_started_it(end: str) -> None:
         "print(broker.pid, flush=True)\n"
         f"{end}\n"
     )
-    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    child = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
     pid = int(child.stdout)
     wait_until(lambda: process_gone(pid), "the broker ends with its owner")
 
@@ -145,5 +147,7 @@ def test_loading_the_plugin_loads_neither_broker_nor_client() -> None:
         "import headrace.testing.plugin\n"
         "print(sorted(set(sys.modules) - before))\n"
     )
-    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    child = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert child.stdout.strip() == "['headrace', 'headrace.testing', 'headrace.testing.plugin']"

@@ -104,7 +104,9 @@ def _check_settings(settings: dict[str, str]) -> None:
     try:
         broker_config(settings)
     except KafkaError as error:
-        raise UsageError(f"--set: {error.message}\n  correct the value, or leave it out for the default") from None
+        raise UsageError(
+            f"--set: {error.message}\n  correct the value, or leave it out for the default"
+        ) from None
 
 
 def _stop_on_stdin_eof() -> None:
