@@ -461,6 +461,13 @@ class PartitionLog:
         if truncated:
             self._generation += 1
 
+    def settle_snapshot(self, segment: Segment) -> None:
+        """Make the producer snapshot of a sealed segment's end durable, before the batches below it are deleted."""
+        if segment in self._unsynced or (self._ticket is not None and segment in self._ticket.sealed):
+            with contextlib.suppress(FileNotFoundError):
+                self.fs.open(self.snapshot_path(self.end_of(segment))).sync()
+                self.fs.sync_dir(self.directory)
+
     def mark_unsynced(self, first: int) -> None:
         """Recovery read the segments from number `first` on: they are whole, but nobody knows if they are synced."""
         self._dirty = [segment for segment in self.segments[first:] if segment.size]
@@ -480,6 +487,8 @@ class PartitionLog:
     def _close_cleanly(self) -> None:
         try:
             self.active.write_indexes()
+            if len(self.segments) > 1:
+                self.active.create()  # else the one before it would be taken for the active one
             if self.log_end_offset > self.log_start_offset or len(self.producer_state):
                 path = self.snapshot_path(self.log_end_offset)
                 self.fs.write_atomic(path, self.producer_state.snapshot(), durable=False)

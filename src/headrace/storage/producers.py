@@ -38,16 +38,18 @@ def snapshot_offsets(fs: "FileSystem", directory: str) -> list[int]:
 def load_snapshot(log: "PartitionLog", at_most: int) -> int:
     """Start the table from the latest good snapshot at or below `at_most`; the offset it reaches to.
 
-    Later snapshots, and ones that cannot be trusted, are removed. Without any the table is empty and reaches to
-    the start of the log.
+    Later snapshots, and ones that cannot be trusted, are removed; so are those from before the first segment, because
+    batches between them and the log are missing, and a producer whose last sequence is wrong would be refused for
+    good, while one that is not known may go on. Without any the table is empty and reaches to the log's start.
     """
     log.producer_state.clear()
+    first_offset = log.segments[0].base_offset
     for offset in reversed(snapshot_offsets(log.fs, log.directory)):
         path = log.snapshot_path(offset)
-        if offset <= at_most:
+        if first_offset <= offset <= at_most:
             try:
                 log.producer_state.load(log.fs.read(path))
-                return max(offset, log.segments[0].base_offset)
+                return offset
             except CorruptSnapshot as error:
                 logger.warning(
                     "producer snapshot is damaged, an older one is used",
@@ -55,7 +57,7 @@ def load_snapshot(log: "PartitionLog", at_most: int) -> int:
                 )
         with contextlib.suppress(FileNotFoundError):
             log.fs.remove(path)
-    return log.segments[0].base_offset
+    return first_offset
 
 
 def rebuild_producers(log: "PartitionLog") -> None:

@@ -84,6 +84,7 @@ class _Opening:
             log.truncate_fully(log.log_start_offset)
         log.epochs.truncate_from_end(log.log_end_offset + 1)
         log.epochs.truncate_from_start(log.log_start_offset)
+        self._fill_in_epochs()
         return log
 
     # -- files -----------------------------------------------------------------------------------------------
@@ -327,6 +328,30 @@ class _Opening:
             for _, header in segment.headers():
                 if header.partition_leader_epoch > epochs.latest_epoch:
                     epochs.assign(header.partition_leader_epoch, header.base_offset)
+
+    def _fill_in_epochs(self) -> None:
+        """Find the epochs of batches before the first one that is known.
+
+        The log start offset may be older than the epochs: both move at DeleteRecords, but are written down apart.
+        """
+        log = self.log
+        known = log.epochs.entries
+        if (
+            log.log_start_offset == log.log_end_offset
+            or not known
+            or known[0].start_offset <= log.log_start_offset
+        ):
+            return
+        log.epochs.clear()
+        for segment in log.segments:
+            for _, header in segment.headers():
+                if header.base_offset >= known[0].start_offset:
+                    break
+                if header.partition_leader_epoch > log.epochs.latest_epoch:
+                    log.epochs.assign(header.partition_leader_epoch, header.base_offset)
+        for entry in known:
+            log.epochs.assign(*entry)
+        log.epochs.truncate_from_start(log.log_start_offset)
 
 
 def _base_offset(name: str, suffix: str) -> int | None:

@@ -71,12 +71,15 @@ def scan_segment(
             break
         found = scan(window, 0, len(window), next_offset)
         stop = found.stop
-        good = _count_in_place(found, next_offset, segment, position, end_offset)
-        if good < len(found.batches):
-            found, stop = _first(found, good, next_offset), ScanStop.BAD_OFFSET
-        batches += len(found.batches)
-        for batch in found.batches:
+        if found.next_offset - base_offset > RELATIVE_OFFSET_MAX + 1:
+            near = [b for b in found.batches if b.last_offset - base_offset <= RELATIVE_OFFSET_MAX]
+            found, stop = _first(found, len(near), next_offset), ScanStop.BAD_OFFSET
+        for number, batch in enumerate(found.batches):
             at, _, batch_base, last_offset, timestamp, batch_epoch, attributes, producer_id, _, _, _ = batch
+            if batch_base != next_offset and not _gap_confirmed(segment, position, found, number, end_offset):
+                found, stop = _first(found, number, next_offset), ScanStop.BAD_OFFSET
+                break
+            next_offset = last_offset + 1
             if timestamp > newest:
                 newest, newest_offset = timestamp, last_offset
             at += position
@@ -91,7 +94,7 @@ def scan_segment(
                 epoch = batch_epoch
             if producer_id >= 0 and replay is not None:
                 replay.add(batch, window[at - position :] if attributes & CONTROL_BIT else b"")
-        next_offset = found.next_offset
+        batches += len(found.batches)
         position += found.position
         if stop.corrupt or len(window) < asked or found.needed_bytes > segment.size - position:
             break
@@ -109,36 +112,22 @@ def scan_segment(
     )
 
 
-def _count_in_place(
-    found: Scan, next_offset: int, segment: Segment, position: int, end_offset: int | None
-) -> int:
-    """How many of the batches stand where they were written, as far as their offsets tell.
+def _gap_confirmed(segment: Segment, position: int, found: Scan, number: int, end_offset: int | None) -> bool:
+    """Whether batch `number`, which skips offsets, stands where it was written, as far as offsets tell.
 
-    A base offset is outside its batch's CRC. Compaction leaves gaps, so a gap alone is no damage; but nothing comes
-    before a batch that skips offsets and is not followed by one that agrees with it.
+    A base offset is outside its batch's CRC. Compaction leaves gaps, so a gap alone is no damage; but a batch that
+    skips offsets counts only when what follows it agrees.
     """
-    expected = next_offset
-    batches = found.batches
-    for number, batch in enumerate(batches):
-        if batch.base_offset != expected:
-            if number + 1 < len(batches):
-                follower: int | None = batches[number + 1].base_offset
-            else:
-                follower = _offset_at(segment, position + batch.position + batch.size, end_offset)
-            if follower is None or follower <= batch.last_offset:
-                return number
-        expected = batch.last_offset + 1
-        if expected - segment.base_offset > RELATIVE_OFFSET_MAX + 1:
-            return number
-    return len(batches)
-
-
-def _offset_at(segment: Segment, position: int, end_offset: int | None) -> int | None:
-    try:
-        header = segment.header_at(position)
-    except (KafkaError, OSError):
-        return None
-    return end_offset if header is None else header.base_offset
+    batch = found.batches[number]
+    if number + 1 < len(found.batches):
+        follower: int | None = found.batches[number + 1].base_offset
+    else:
+        try:
+            header = segment.header_at(position + batch.position + batch.size)
+        except (KafkaError, OSError):
+            return False
+        follower = end_offset if header is None else header.base_offset
+    return follower is not None and follower > batch.last_offset
 
 
 def _first(found: Scan, count: int, next_offset: int) -> Scan:

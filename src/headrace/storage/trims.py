@@ -94,6 +94,7 @@ def _delete_oldest(log: "PartitionLog", count: int, reason: str, now_ms: int = 0
             count -= 1
     if not count:
         return 0
+    log.settle_snapshot(log.segments[count - 1])
     if not log.segments[count].size:
         log.segments[count].create()
         log.fs.sync_dir(log.directory)
