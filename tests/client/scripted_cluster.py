@@ -1,6 +1,6 @@
 """A cluster inside the test: brokers that speak the protocol over a scripted transport and fail as they are told.
 
-It keeps one log a partition and checks producers' sequences as Kafka does: what it accepts is what a real broker would hold.
+It keeps one log a partition and checks producers' sequences as Kafka does: what it holds is what a real broker would.
 `fates` is a list of what happens to produce requests, one after the other; after its end everything succeeds.
 """
 
@@ -63,7 +63,7 @@ class Log:
         return [value for batch in self.batches for value in batch.values]
 
     def too_large(self, data: Any) -> bool:
-        """Whether a limit lowered for this batch alone refuses it: not one that was taken before, nor a single record."""
+        """Whether a limit lowered for this batch alone refuses it: not one taken before, nor a single record."""
         header = parse_header(data)
         identity = (header.producer_id, header.producer_epoch, header.base_sequence)
         return header.record_count > 1 and all(batch[:3] != identity for batch in self.batches)

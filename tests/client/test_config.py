@@ -29,7 +29,7 @@ def test_every_key_has_a_default_that_is_valid_and_a_description() -> None:
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_known_one() -> None:
-    with pytest.raises(ConfigError, match="linger.mss") as caught:
+    with pytest.raises(ConfigError, match=r"linger\.mss") as caught:
         producer_config({"linger.mss": 1})
     assert "linger.ms" in caught.value.hint
 
@@ -63,14 +63,14 @@ def test_a_key_or_value_that_cannot_be_used_is_refused(name: str, value: str, sa
 def test_idempotence_gives_way_unless_it_was_asked_for() -> None:
     assert not producer_config({"acks": "1"}).enable_idempotence
     assert not producer_config({"max.in.flight.requests.per.connection": 6}).enable_idempotence
-    with pytest.raises(ConfigError, match="enable.idempotence needs acks=all"):
+    with pytest.raises(ConfigError, match=r"enable\.idempotence needs acks=all"):
         producer_config({"acks": "1", "enable.idempotence": "true"})
 
 
 def test_the_delivery_timeout_covers_at_least_one_request() -> None:
     assert producer_config({"delivery.timeout.ms": 5_000}).request_timeout_ms == 4_995
     assert producer_config({"request.timeout.ms": 200_000}).delivery_timeout_ms == 200_005
-    with pytest.raises(ConfigError, match="at least linger.ms"):
+    with pytest.raises(ConfigError, match=r"at least linger\.ms"):
         producer_config({"delivery.timeout.ms": 1_000, "request.timeout.ms": 2_000})
 
 

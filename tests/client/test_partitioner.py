@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -59,7 +60,7 @@ def test_records_without_a_key_stay_until_a_batch_is_full_then_move() -> None:
     chosen = [partitioner(info, None, 10) for _ in range(40)]
     runs = [chosen[at : at + 10] for at in range(0, 40, 10)]
     assert all(len(set(run)) == 1 for run in runs)
-    assert all(one[0] != next_one[0] for one, next_one in zip(runs, runs[1:]))
+    assert all(one[0] != next_one[0] for one, next_one in pairwise(runs))
 
 
 def test_records_without_a_key_spread_evenly_over_partitions_that_have_a_leader() -> None:

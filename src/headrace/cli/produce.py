@@ -32,7 +32,7 @@ example:
 
 BLOCK_BYTES = 256 * 1024
 BLOCKS_AHEAD_MAX = 4
-TOPIC_WAIT_MS = 10_000
+TOPIC_WAIT_MS = 5_000
 DEFAULTS = {"batch.size": 131_072, "linger.ms": 5, "buffer.memory": 16 * 1024 * 1024}
 
 

@@ -1,0 +1,149 @@
+"""Help, wrong usage and configuration: what holds for every command."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.main import COMMANDS
+from tests.cli.command import fails, headrace_command, succeeds
+
+LEAVES = [
+    *(("topic", action) for action in ("create", "list", "describe", "alter", "delete")),
+    *(("config", action) for action in ("describe", "alter")),
+    *(("bench", action) for action in ("produce", "consume", "latency")),
+    *((name,) for name in COMMANDS),
+]
+
+
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+def test_every_command_has_help_with_an_example(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from headrace.cli.main import main
+
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    example = shown.partition("\nexample:\n")[2]
+    assert f"headrace {words[0]}" in example
+    assert shown.startswith(f"usage: headrace {' '.join(words)}")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("topic", "list"), ("topic", "describe"), ("config", "describe"), ("consume",), ("doctor",)],
+    ids=" ".join,
+)
+def test_every_listing_has_json(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    from headrace.cli.main import main
+
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    assert "--json" in capsys.readouterr().out
+
+
+def test_the_overview_names_every_command() -> None:
+    shown = succeeds("--help").decode()
+    assert all(f"  {name} " in shown for name in COMMANDS)
+
+
+def test_the_version_is_printed() -> None:
+    from headrace import __version__
+
+    assert succeeds("--version").decode() == f"headrace {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ([], "usage: headrace"),
+        (["serv"], "did you mean 'serve'?"),
+        (["up"], "not available in this version"),
+        (["topic"], "required: ACTION"),
+        (["topic", "create"], "required: NAME"),
+        (["topic", "create", "t", "-p", "0"], "expected a whole number from 1 up, got 0"),
+        (["topic", "create", "t", "-p", "many"], "expected a whole number, got 'many'"),
+        (["topic", "create", "t", "-c", "retention"], "expected key=value, got 'retention'"),
+        (["topic", "list", "--jso"], "unrecognized arguments: --jso"),
+        (["topic", "alter", "t"], "nothing to alter"),
+        (["topic", "list", "-X", "linger.mss=1"], "did you mean linger.ms?"),
+        (["topic", "list", "-X", "sasl.mechanism=PLAIN"], "security is not supported by this client yet"),
+        (["topic", "list", "-X", "security.protocol=SSL"], "SSL is not supported by this client yet"),
+        (["topic", "list", "-b", "nowhere"], "expected HOST:PORT"),
+        (
+            ["consume", "t", "--from", "yesterday"],
+            "--from yesterday: expected earliest, latest, an offset, or a time",
+        ),
+        (["consume"], "required: TOPIC"),
+        (["produce", "t", "--acks", "2"], "invalid choice: '2'"),
+        (["produce", "t", "--key-separator", ""], "at least one character"),
+        (["config", "describe", "tpoic", "x"], "invalid choice: 'tpoic'"),
+        (["config", "alter", "topic", "x"], "nothing to alter"),
+        (["serve", "--memory", "--data", "x"], "not allowed with argument"),
+        (["serve", "--port", "65536"], "from 0 to 65535"),
+        (["serve", "--set", "num.partition=3"], "did you mean 'num.partitions'?"),
+        (["serve", "--set", "num.partitions=x"], "num.partitions"),
+        (["serve", "--set", "num.partitions"], "expected key=value"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_ends_with_status_2_and_says_what_is_wrong(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from headrace.cli.main import main
+
+    try:
+        status: object = main(arguments)
+    except SystemExit as ended:
+        status = ended.code
+    shown = capsys.readouterr()
+    assert status == 2
+    assert says in shown.err
+    assert shown.out == ""
+
+
+def test_a_cluster_that_is_not_there_ends_with_status_1_and_the_next_step() -> None:
+    shown = fails(1, "topic", "list", "-b", "127.0.0.1:1")
+    assert "cannot connect to 127.0.0.1:1: connection refused" in shown
+    assert "headrace serve" in shown
+
+
+def test_a_properties_file_gives_client_keys(tmp_path: Path, env: dict[str, str]) -> None:
+    file = tmp_path / "client.properties"
+    bootstrap = env["HEADRACE_BOOTSTRAP"]
+    file.write_text(f"# mine\n! too\n\nbootstrap.servers = {bootstrap}\nclient.id: me\\\nself\n")
+    nowhere = {"HEADRACE_BOOTSTRAP": "127.0.0.1:1"}
+    assert succeeds("topic", "list", "--json", "--config", str(file), env=nowhere).startswith(b"[")
+    file.write_text("no equals sign\n")
+    assert "line 1: expected key=value" in fails(1, "topic", "list", "--config", str(file))
+    assert "cannot read" in fails(1, "topic", "list", "--config", str(tmp_path / "missing"))
+
+
+def test_an_option_wins_over_the_file_and_the_environment(tmp_path: Path, env: dict[str, str]) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("bootstrap.servers=127.0.0.1:1\n")
+    nowhere = {"HEADRACE_BOOTSTRAP": "127.0.0.1:1"}
+    arguments = ("topic", "list", "--config", str(file), "-b", env["HEADRACE_BOOTSTRAP"])
+    assert succeeds(*arguments, env=nowhere).startswith(b"TOPIC")
+
+
+def test_a_key_that_a_command_has_no_use_for_is_named(env: dict[str, str]) -> None:
+    done = headrace_command("topic", "list", "-X", "acks=all", env=env)
+    assert done.returncode == 0
+    assert b"note: acks has no effect" in done.stderr
+
+
+def test_serve_loads_neither_client_nor_drawing() -> None:
+    program = (
+        "import sys\n"
+        "import headrace.cli.main, headrace.cli.serve, headrace.server.main\n"
+        "heavy = {'rich', 'typer', 'headrace.client', 'kio', 'confluent_kafka', 'pytest'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "[]\n"
