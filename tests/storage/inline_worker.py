@@ -17,6 +17,7 @@ class Worker:
     def __init__(self, at_once: bool = True) -> None:
         self.at_once = at_once
         self.full = False
+        self.prepare: Callable[[PartitionLog], Callable[[], None] | None] | None = None
         self.waiting: list[tuple[Callable[[], None], Callable[[Exception | None], None] | None]] = []
 
     def is_flushing(self, log: PartitionLog, /) -> bool:
@@ -25,8 +26,10 @@ class Worker:
     def request(self, log: PartitionLog, waiter: Callable[[Exception | None], None] | None = None, /) -> None:
         error: Exception | None = None
         try:
+            if self.prepare is not None and (first := self.prepare(log)):
+                first()
             log.flush()
-        except KafkaError as failure:
+        except (KafkaError, OSError) as failure:
             error = failure
         if waiter is not None:
             waiter(error)

@@ -352,7 +352,7 @@ def test_directory_of_an_older_topic_of_the_same_name_is_put_aside(
     assert fresh is not None and fresh.log_end_offset == 0
     (stray,) = [name for name in fs.listdir("") if name.endswith("-stray")]
     assert fs.exists(f"{stray}/00000000000000000000.log"), "nothing is deleted"
-    assert "directory belongs to another topic" in caplog.text
+    assert "directory is not of this topic" in caplog.text
     append(fresh, make_batch(2))
     manager.close(clean=False)
 
@@ -379,16 +379,31 @@ def test_directories_that_no_topic_claims_are_put_aside(fs: FileSystem) -> None:
     manager.close()
 
 
-def test_directory_without_a_topic_id_is_taken_over(fs: FileSystem) -> None:
+def test_empty_directory_without_a_topic_id_is_taken_over(fs: FileSystem) -> None:
     manager = open_manager(fs)
-    before = read_all(filled(manager, "a"))
+    manager.create("a", 0, A_ID, CONFIG)
     manager.close()
     fs.write_atomic("a-0/partition.metadata", b"")
     manager = open_manager(fs)
     manager.load(wanted("a"))
     log = manager.get("a", 0)
-    assert log is not None and read_all(log) == before
+    assert log is not None and log.log_end_offset == 0
     assert b"topic_id" in fs.read("a-0/partition.metadata")
+    assert not any(name.endswith("-stray") for name in fs.listdir(""))
+    manager.close()
+
+
+def test_records_without_a_topic_id_are_put_aside(fs: FileSystem) -> None:
+    manager = open_manager(fs)
+    filled(manager, "a")
+    manager.close()
+    fs.write_atomic("a-0/partition.metadata", b"")
+    manager = open_manager(fs)
+    manager.load(wanted("a"))
+    log = manager.get("a", 0)
+    assert log is not None and log.log_end_offset == 0, "they may be of another topic"
+    (stray,) = [name for name in fs.listdir("") if name.endswith("-stray")]
+    assert fs.size(f"{stray}/00000000000000000000.log") > 0
     manager.close()
 
 

@@ -162,7 +162,7 @@ def decode_partition_metadata(data: bytes) -> bytes:
 def read_partition_metadata(fs: FileSystem, directory: str, expected: bytes) -> bytes | None:
     """The topic id of a partition directory; None when it says none.
 
-    That is so after a power cut right after its creation, and also when only a part of the expected id came through.
+    That is so after a power cut soon after its creation, and also when only a part of the expected id came through.
     """
     try:
         data = fs.read(f"{directory}/{PARTITION_METADATA_NAME}")

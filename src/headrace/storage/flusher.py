@@ -93,6 +93,8 @@ class Flusher(Generic[LogT]):
         assert threads_max > 0
         self._loop = loop
         self._on_flushed = on_flushed
+        self.prepare: Callable[[LogT], Callable[[], None] | None] | None = None
+        """Asked on the loop before a flush begins for what has to be done in the thread first, if anything."""
         self._threads_max = threads_max
         self._threads: list[threading.Thread] = []
         self._flushes: dict[LogT, _Flush] = {}
@@ -197,13 +199,14 @@ class Flusher(Generic[LogT]):
             self._settle(log, flush, None)
             return
         flush.running = True
+        first = self.prepare(log) if self.prepare is not None else None
 
         def finish(error: Failure) -> None:
             log.finish_flush(ticket, error)
             flush.running = False
             self._settle(log, flush, error)
 
-        self._enqueue(ticket.run, finish)
+        self._enqueue(ticket.run if first is None else _in_turn(first, ticket.run), finish)
 
     def _settle(self, log: LogT, flush: _Flush, error: Failure) -> None:
         """The flush of `log` is over: begin the next if one was asked for, then tell those who shared this one."""
@@ -274,3 +277,11 @@ class Flusher(Generic[LogT]):
                     self._loop.call_soon_threadsafe(self._deliver)
                 except RuntimeError:
                     pass  # the loop is closed; `close` delivers what is left
+
+
+def _in_turn(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        first()
+        second()
+
+    return run

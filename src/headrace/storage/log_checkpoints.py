@@ -50,6 +50,9 @@ class LogCheckpoints:
         self._points_written_ms = now_ms
         self._points_wanted = False
         self._writing = False
+        # Deleted logs that the files may still tell of, and whether that must change once the write under way is done.
+        self._stale: set[Key] = set()
+        self._drop_later = False
 
     def read(self) -> None:
         self._written_points = self.recovery_points.read()
@@ -101,6 +104,12 @@ class LogCheckpoints:
             self._written_points = pending.points
         if pending.starts is not None:
             self._written_starts = pending.starts
+        if self._drop_later:
+            self._drop_later = False
+            self._drop_stale()
+        else:
+            written = self._written_points.keys() | self._written_starts.keys()
+            self._stale &= written
 
     def write(self, logs: Logs, not_open: Iterable[Key]) -> None:
         """Write both files now; for shutdown."""
@@ -109,20 +118,39 @@ class LogCheckpoints:
         self.log_starts.write(self._current_starts(logs, not_open))
 
     def forget(self, key: Key) -> None:
-        """The log was deleted: what was found of it says nothing about a later one of its name.
-
-        A log start must not outlive its log even until the next tick: after a kill in between, a new log of the name
-        would be taken to start there, and lose its records. Not synced, for a kill leaves the page cache in place.
-        """
+        """The log was deleted: what is written of it says nothing about a later one of its name."""
         self._found_points.pop(key, None)
         self._found_starts.pop(key, None)
-        if key in self._written_starts and not self._writing:
-            kept = {other: start for other, start in self._written_starts.items() if other != key}
-            try:
-                self.log_starts.write(kept, durable=False)
-                self._written_starts = kept
-            except OSError as error:
-                logger.error("offset checkpoint cannot be written", extra={"fields": {"why": str(error)}})
+        self._stale.add(key)
+        self._points_wanted |= key in self._written_points
+
+    def make_room(self, key: Key) -> None:
+        """A log of this name is about to be made: nothing may be left of an earlier one.
+
+        After a kill the new log would be taken to start where the old one did, and lose records, or to be durable up to
+        where the old one was.
+        """
+        if key not in self._stale:
+            return
+        if self._writing:
+            self._drop_later = True
+        elif key in self._written_points or key in self._written_starts:
+            self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        # Not synced, so that it takes no time: a kill leaves the page cache in place, and a power cut that undoes or
+        # tears it undoes the making of the new log as well, or leaves a file that counts as empty.
+        points = {key: point for key, point in self._written_points.items() if key not in self._stale}
+        starts = {key: start for key, start in self._written_starts.items() if key not in self._stale}
+        try:
+            self.recovery_points.write(points, durable=False)
+            self.log_starts.write(starts, durable=False)
+        except OSError as error:
+            self._points_wanted = True
+            logger.error("offset checkpoints cannot be written", extra={"fields": {"why": str(error)}})
+            return
+        self._written_points, self._written_starts = points, starts
+        self._stale.clear()
 
     def _point_past_log(self, logs: Logs) -> bool:
         """Whether a recovery would start too late in some log: a truncation has set its flushed offset back."""

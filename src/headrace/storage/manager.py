@@ -42,6 +42,7 @@ from headrace.storage.log import PartitionLog
 from headrace.storage.log_checkpoints import Key, LogCheckpoints
 from headrace.storage.memory import MemoryFileSystem
 from headrace.storage.recovery import open_log
+from headrace.storage.segment import LOG_SUFFIX
 from headrace.storage.upkeep import Background, Upkeep
 
 CLEAN_SHUTDOWN_NAME: Final = ".kafka_cleanshutdown"
@@ -61,6 +62,8 @@ class Worker(Background, Protocol):
     ) -> bool: ...
 
     def run_all(self, jobs: Sequence[Callable[[], None]], /) -> None: ...
+
+    prepare: Callable[[PartitionLog], Callable[[], None] | None] | None
 
 
 class Wanted(NamedTuple):
@@ -92,6 +95,7 @@ class LogManager:
         self._config = config
         self._clock = clock
         self._worker = worker
+        worker.prepare = self._prepare_flush
         self._upkeep = Upkeep(config, worker, clock.now_ms())
         self._logs: dict[Key, PartitionLog] = {}
         self._topic_ids: dict[Key, bytes] = {}
@@ -242,13 +246,14 @@ class LogManager:
         if directory is None:
             return None
         found_id = read_partition_metadata(self.fs, directory, topic_id) if topic_id != ZERO_ID else topic_id
-        if found_id is not None and found_id != topic_id:
+        if found_id != topic_id and (found_id is not None or self._has_records(directory)):
+            # Without an id, records were never flushed (`_prepare_flush`), and may be an older topic's.
             logger.warning(
-                "directory belongs to another topic of the same name",
+                "directory is not of this topic, but perhaps of another of the same name",
                 extra={
                     "fields": {
                         "directory": directory,
-                        "found": format_id(found_id),
+                        "found": format_id(found_id) if found_id is not None else "no id",
                         "wanted": format_id(topic_id),
                     }
                 },
@@ -273,31 +278,48 @@ class LogManager:
         del self._unclaimed[key]
         if self._was_clean:
             self._opened_at[key] = _extent(log)
+        elif topic_id != ZERO_ID:
+            self._unsynced_ids.add(key)  # perhaps: who was killed cannot say
         return log
+
+    def _has_records(self, directory: str) -> bool:
+        names = [name for name in self.fs.listdir(directory) if name.endswith(LOG_SUFFIX)]
+        return any(self.fs.size(f"{directory}/{name}") for name in names)
 
     def _make(self, key: Key, topic_id: bytes, config: TopicConfig) -> PartitionLog:
         directory = directory_name(*key)
+        self._checkpoints.make_room(key)
         try:
             self.fs.makedirs(directory)
+            self._write_topic_id(key, directory, topic_id)
         except OSError as error:
             raise KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"Directory {directory} cannot be made: {error.strerror}"
             ) from error
-        self._write_topic_id(key, directory, topic_id)
         return PartitionLog(self.fs, directory, key[0], key[1], config, now_ms=self._clock.now_ms())
 
     def _write_topic_id(self, key: Key, directory: str, topic_id: bytes) -> None:
         if topic_id == ZERO_ID:
             return  # the metadata log, which is nobody's topic
-        # Synced only at the end: if it is lost, the metadata, which is synced, places the directory all the same.
+        # Synced not now, which would make creating a thousand partitions slow, but with the first flush of the log.
         path = f"{directory}/{PARTITION_METADATA_NAME}"
-        try:
-            file = self.fs.open(path, create=True)
-            file.pwrite(encode_partition_metadata(topic_id), 0)
-            self.fs.forget(path)
-            self._unsynced_ids.add(key)
-        except OSError as error:
-            logger.warning("topic id cannot be written", extra={"fields": {"file": path, "why": str(error)}})
+        file = self.fs.open(path, create=True)
+        file.pwrite(encode_partition_metadata(topic_id), 0)
+        self.fs.forget(path)
+        self._unsynced_ids.add(key)
+
+    def _prepare_flush(self, log: PartitionLog) -> Callable[[], None] | None:
+        """What the first flush of a log has to do besides: no record is durable before it can be told whose it is."""
+        key = (log.topic, log.partition)
+        if key not in self._unsynced_ids or self._logs.get(key) is not log:
+            return None
+        file = self.fs.open(f"{log.directory}/{PARTITION_METADATA_NAME}")
+
+        def sync() -> None:
+            file.sync()
+            self._unsynced_ids.discard(key)
+
+        return sync
 
     def _set_offline(self, key: Key, error: Exception) -> KafkaError:
         logger.error(
@@ -447,8 +469,8 @@ class LogManager:
     def _close_log(self, key: Key, log: PartitionLog, failures: list[PartitionLog]) -> None:
         """Close one log in order; runs in a thread, because it waits for the disk several times."""
         try:
-            if key in self._unsynced_ids:
-                self.fs.open(f"{log.directory}/{PARTITION_METADATA_NAME}").sync()
+            if first := self._prepare_flush(log):
+                first()
             untouched = self._opened_at.get(key) == _extent(log) and not log.failed
             log.close(clean=not untouched and not log.failed)
             if log.failed:
