@@ -1,11 +1,14 @@
 """Settings are declared once, parsed as Kafka parses them, and shared."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.base import settings
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.settings import (
     BROKER_SETTINGS,
@@ -264,6 +267,7 @@ def test_one_number_for_node_and_broker() -> None:
         {"no.such.key": "1"},
         {"log.dirs": "/a,/b"},
         {"max.connections.per.ip": "0"},
+        {"num.partitions": "0"},
         {"group.min.session.timeout.ms": "9999999"},
         {"log.cleaner.min.compaction.lag.ms": "5", "log.cleaner.max.compaction.lag.ms": "1"},
     ],
@@ -314,3 +318,25 @@ def test_any_text_is_either_a_value_or_a_refusal(text: str) -> None:
             code = ErrorCode.NONE
             assert entry.canonical(str(shown)) == shown
         assert code in (ErrorCode.NONE, ErrorCode.INVALID_CONFIG)
+
+
+# Keys that Kafka's tools expect of every topic, whose documentation says that nothing depends on them.
+SHOWN_ONLY = {"file.delete.delay.ms", "preallocate", "log.segment.delete.delay.ms", "log.preallocate"}
+
+
+def test_every_setting_is_read_or_says_what_it_waits_for() -> None:
+    """An option that does nothing is a defect: its name must appear somewhere outside the tables."""
+    package = Path(settings.__file__).parents[1]
+    tables = set(Path(settings.__file__).parent.glob("settings_*.py"))
+    sources = [path.read_text() for path in package.rglob("*.py") if path not in tables]
+    words = {word for source in sources for word in re.findall(r"\w+", source)}
+    inherited = {synonym for entry in TOPIC_SETTINGS.values() for synonym in entry.synonyms}
+    idle = [
+        entry.name
+        for entry in [*TOPIC_SETTINGS.values(), *BROKER_SETTINGS.values()]
+        if entry.attribute not in words and entry.name not in inherited and not entry.needs
+    ]
+    assert set(idle) <= SHOWN_ONLY
+    for table in (TOPIC_SETTINGS, BROKER_SETTINGS):
+        for name in SHOWN_ONLY & table.keys():
+            assert table[name].doc.startswith("Shown for Kafka's tools")

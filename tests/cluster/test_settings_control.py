@@ -259,7 +259,8 @@ def test_only_settings_that_take_effect_at_once_are_not_read_only() -> None:
     assert entries["num.partitions"]
     assert entries["listeners"]
     assert not entries["log.retention.ms"]
-    assert not entries["max.connections"]
+    assert entries["max.connections"]
+    assert not entries["message.max.bytes"]
 
 
 def test_all_brokers_tell_only_what_was_set_for_them() -> None:

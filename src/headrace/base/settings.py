@@ -91,11 +91,6 @@ def _one_node_id(static: Mapping[str, str]) -> dict[str, str]:
 
 def _check_limits(config: BrokerConfig) -> None:
     """What no single key can say: how keys limit each other."""
-    if config.max_connections_per_ip == 0 and not config.max_connections_per_ip_overrides:
-        raise KafkaError(
-            ErrorCode.INVALID_CONFIG,
-            "max.connections.per.ip can be set to zero only if max.connections.per.ip.overrides property is set.",
-        )
     if len(config.log_dirs) != 1:
         raise KafkaError(ErrorCode.INVALID_CONFIG, "log.dirs must name exactly one directory.")
     for low, high in (

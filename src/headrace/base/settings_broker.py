@@ -109,20 +109,13 @@ class BrokerConfig(CoordinatorConfig):
         bound=AtLeast(1024),
     )
     max_connections: int = setting(
-        INT_MAX, _INT, "How many connections the broker holds at once.", bound=AtLeast(0), reload=_LIVE
+        INT_MAX, _INT, "How many connections the broker holds at once.", bound=AtLeast(0)
     )
     max_connections_per_ip: int = setting(
         INT_MAX,
         _INT,
         "How many connections the broker holds from one address.",
-        bound=AtLeast(0),
-        reload=_LIVE,
-    )
-    max_connections_per_ip_overrides: str = setting(
-        "",
-        _STRING,
-        "Limits for single addresses or host names, as host:count pairs with commas between them.",
-        reload=_LIVE,
+        bound=AtLeast(1),
     )
     max_incremental_fetch_session_cache_slots: int = setting(
         1000, _INT, "How many incremental fetch sessions are remembered.", bound=AtLeast(0)
@@ -135,26 +128,11 @@ class BrokerConfig(CoordinatorConfig):
         _LONG,
         "The most bytes of requests that are held unanswered before reading stops; -1 sets no limit.",
     )
-    queued_max_requests: int = setting(
-        500,
-        _INT,
-        "The most requests of one connection that are held unanswered before reading stops.",
-        bound=AtLeast(1),
-    )
-    socket_listen_backlog_size: int = setting(
-        50, _INT, "How many connections may wait to be accepted.", bound=AtLeast(1)
-    )
-    socket_receive_buffer_bytes: int = setting(
-        100 * 1024, _INT, "The receive buffer of a connection; -1 leaves it to the system."
-    )
     socket_request_max_bytes: int = setting(
         100 * 1024 * 1024,
         _INT,
         "The largest request that is read; a larger one closes its connection.",
         bound=AtLeast(1),
-    )
-    socket_send_buffer_bytes: int = setting(
-        100 * 1024, _INT, "The send buffer of a connection; -1 leaves it to the system."
     )
 
     # Logs: what topics inherit, and the upkeep of all of them.
@@ -255,13 +233,13 @@ class BrokerConfig(CoordinatorConfig):
         synonyms=("log.flush.scheduler.interval.ms",),
     )
     log_flush_offset_checkpoint_interval_ms: int = setting(
-        60_000, _INT, "How often the points from which recovery starts are written down.", bound=AtLeast(0)
+        60_000,
+        _INT,
+        "How often the first offset of every log and the point from which its recovery starts are written down.",
+        bound=AtLeast(0),
     )
     log_flush_scheduler_interval_ms: int = setting(
         LONG_MAX, _LONG, "The time of log.flush.interval.ms when that is not set."
-    )
-    log_flush_start_offset_checkpoint_interval_ms: int = setting(
-        60_000, _INT, "How often the first offset of every log is written down.", bound=AtLeast(0)
     )
     log_index_interval_bytes: int = setting(
         4096,
@@ -311,7 +289,10 @@ class BrokerConfig(CoordinatorConfig):
         reload=_LIVE,
     )
     log_preallocate: bool = setting(
-        False, _BOOLEAN, "Whether a new segment's file is created at its full size.", reload=_LIVE
+        False,
+        _BOOLEAN,
+        "Shown for Kafka's tools: segments grow as they are written, whatever is said here.",
+        reload=_LIVE,
     )
     log_retention_bytes: int = setting(
         -1,
@@ -374,7 +355,11 @@ class BrokerConfig(CoordinatorConfig):
         reload=_LIVE,
     )
     log_segment_delete_delay_ms: int = setting(
-        60_000, _LONG, "How long the files of a removed segment stay on disk.", bound=AtLeast(0), reload=_LIVE
+        60_000,
+        _LONG,
+        "Shown for Kafka's tools: files of removed segments go at once, and readers keep what they hold open.",
+        bound=AtLeast(0),
+        reload=_LIVE,
     )
     message_max_bytes: int = setting(
         MESSAGE_BYTES_DEFAULT,
@@ -389,15 +374,11 @@ class BrokerConfig(CoordinatorConfig):
         "How many bytes the metadata log grows before its state is written as a snapshot and the log is cut.",
         bound=AtLeast(1),
     )
-    num_recovery_threads_per_data_dir: int = setting(
-        2, _INT, "How many threads check logs when the broker starts after a crash.", bound=AtLeast(1)
-    )
     producer_id_expiration_ms: int = setting(
         86_400_000,
         _INT,
         "How long the sequence numbers of a silent idempotent producer are remembered.",
         bound=AtLeast(1),
-        reload=_LIVE,
     )
 
     # What the values above were made from, for DescribeConfigs; and the defaults that topics inherit, made once.

@@ -93,7 +93,7 @@ class TopicConfig(Configuration):
     file_delete_delay_ms: int = setting(
         60_000,
         _LONG,
-        "How long the files of a removed segment stay on disk, for readers that still hold them.",
+        "Shown for Kafka's tools: files of removed segments go at once, and readers keep what they hold open.",
         bound=AtLeast(0),
         synonyms=("log.segment.delete.delay.ms",),
     )
@@ -215,7 +215,7 @@ class TopicConfig(Configuration):
     preallocate: bool = setting(
         False,
         _BOOLEAN,
-        "Whether a new segment's file is created at its full size.",
+        "Shown for Kafka's tools: segments grow as they are written, whatever is said here.",
         synonyms=("log.preallocate",),
     )
     remote_log_copy_disable: bool = setting(
