@@ -90,5 +90,5 @@ def test_keys_of_other_clients_are_allowed_and_named() -> None:
         ("PLAINTEXT://h:1", ("h", 1)),
     ],
 )
-def test_addresses(text: str, address: tuple[str, int]) -> None:
+def test_an_address_is_a_host_and_a_port(text: str, address: tuple[str, int]) -> None:
     assert parse_address(text) == address

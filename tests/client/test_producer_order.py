@@ -13,7 +13,7 @@ from headrace.client.batches import Delivery
 from headrace.client.errors import BufferFull, DeliveryTimedOut, RecordTooLarge
 from headrace.client.producer import Producer
 from tests.client.scripted_cluster import TOPIC, Fate, ScriptedCluster
-from tests.client.virtual_time import run_virtual
+from tests.client.virtual_time import pass_time, run_virtual
 
 TRANSIENT = [fate for fate in Fate if fate not in (Fate.FATAL, Fate.FORGOT_PRODUCER)]
 
@@ -39,7 +39,7 @@ async def send_all(
             value = b"%d" % number
             sent[at].append((value, await producer.send(TOPIC, value, partition=at)))
             if pauses:
-                await asyncio.sleep(pauses[number % len(pauses)])
+                await pass_time(pauses[number % len(pauses)])
         await producer.flush()
     return sent, producer
 
@@ -221,7 +221,7 @@ def test_linger_gathers_records_into_one_batch_and_flush_does_not_wait_for_it() 
             loop = asyncio.get_running_loop()
             for _ in range(5):
                 await producer.send(TOPIC, b"x")
-                await asyncio.sleep(0.1)
+                await pass_time(0.1)
             assert cluster.produce_requests == 0
             begin_s = loop.time()
             await producer.flush()
@@ -237,7 +237,7 @@ def test_without_acknowledgement_records_are_done_once_sent() -> None:
         async with producer_of(cluster, acks=0) as producer:
             metadata = await (await producer.send(TOPIC, b"x"))
             assert metadata.offset == -1
-            await asyncio.sleep(0.01)
+            await pass_time(0.01)
         assert cluster.logs[0].values == [b"x"]
 
     run_virtual(scenario())

@@ -42,3 +42,12 @@ def run_virtual(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end on simulated time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(work)
+
+
+async def pass_time(seconds: float) -> None:
+    """Let simulated time go by, with everything that happens in it."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop), "real time would make this a sleep"
+    moment: asyncio.Future[None] = loop.create_future()
+    loop.call_later(seconds, moment.set_result, None)
+    await moment
