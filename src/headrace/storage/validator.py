@@ -123,7 +123,10 @@ def validate(data: memoryview, config: TopicConfig, now_ms: int) -> Validated:
         _check_keys(data, header)
     wanted = config.compression_type
     if wanted != "producer" and _COMPRESSION_IDS[wanted] != attributes & COMPRESSION_MASK:
-        data = memoryview(bytearray(recompress(data, _COMPRESSION_IDS[wanted], limit=INFLATED_BYTES_MAX)))
+        again = recompress(
+            data, _COMPRESSION_IDS[wanted], level=_level(wanted, config), limit=INFLATED_BYTES_MAX
+        )
+        data = memoryview(bytearray(again))
         header = parse_header(data)
         if len(data) > config.segment_bytes:
             raise KafkaError(
@@ -177,6 +180,15 @@ def check_trusted(
     if not batches:
         raise KafkaError(ErrorCode.INVALID_RECORD, "No batches to append")
     return batches
+
+
+def _level(codec: str, config: TopicConfig) -> int | None:
+    """The topic's compression level for a codec that has one."""
+    if codec == "gzip":
+        return None if config.compression_gzip_level == -1 else config.compression_gzip_level
+    if codec == "zstd":
+        return config.compression_zstd_level
+    return config.compression_lz4_level if codec == "lz4" else None
 
 
 def _stamp(data: memoryview, header: BatchHeader, now_ms: int) -> Validated:
