@@ -152,19 +152,26 @@ class MemoryFileSystem:
         self._files[target] = content
 
     def _rename_directory(self, source: str, target: str) -> None:
-        self._directories[target] = self._directories.pop(source)
+        names = self._directories.pop(source)
+        self._directories[target] = names
         for path, change in ((source, set.discard), (target, set.add)):
             parent, name = os.path.split(path)
             change(self._directories[parent], name)
-        for path in [path for path in self._files if path.startswith(source + "/")]:
-            self._files[target + path[len(source) :]] = self._files.pop(path)
+        for name in list(names):
+            if (content := self._files.pop(f"{source}/{name}", None)) is not None:
+                self._files[f"{target}/{name}"] = content
+            else:
+                self._rename_directory(f"{source}/{name}", f"{target}/{name}")
 
     def rmtree(self, path: str) -> None:
-        prefix = path + "/"
-        for name in [name for name in self._files if name.startswith(prefix)]:
-            self.remove(name)
-        for name in [name for name in self._directories if name == path or name.startswith(prefix)]:
-            del self._directories[name]
+        """Touches nothing but what is below `path`: it runs in a thread beside the loop."""
+        for name in list(self._directories.get(path, ())):
+            child = f"{path}/{name}"
+            if child in self._directories:
+                self.rmtree(child)
+            else:
+                self.remove(child)
+        self._directories.pop(path, None)
         parent, name = os.path.split(path)
         self._directories.get(parent, set()).discard(name)
 
