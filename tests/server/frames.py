@@ -8,6 +8,10 @@ import socket
 import threading
 from struct import pack, unpack
 
+from headrace.wire.apis import Api
+from headrace.wire.fetch import REPLICA_STATE_FROM
+from headrace.wire.headers import parse_request_header
+
 EXTREMES = (0, 1, -1, 0x7F, 0x80, 0xFF, 0x7FFF, -0x8000, 0x7FFFFFFF, -0x80000000, 0x10000, 100_000_000)
 
 
@@ -78,8 +82,17 @@ class RecordingProxy:
         return data
 
 
-def mutate(frame: bytes, chance: random.Random) -> bytes:
-    """A broken copy of a frame, with its length prefix (which may lie)."""
+def impatient(frame: bytes) -> bytes:
+    """The same frame, but a fetch asks not to wait: a fuzzer that waits for data at the end of a log gets nowhere."""
+    header = parse_request_header(frame)
+    if header.api != Api.FETCH:
+        return frame
+    at = header.body + (0 if header.version >= REPLICA_STATE_FROM else 4)
+    return frame[:at] + bytes(4) + frame[at + 4 :]
+
+
+def mutate(frame: bytes, chance: random.Random) -> tuple[bytes, bool]:
+    """A broken copy of a frame with its length prefix, and whether that prefix tells the truth."""
     raw = bytearray(frame)
     for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
         at = chance.randrange(len(raw)) if raw else 0
@@ -106,4 +119,4 @@ def mutate(frame: bytes, chance: random.Random) -> bytes:
     size = len(raw)
     if chance.randrange(50) == 0:
         size = chance.choice((-1, 0, 3, size - 1, size + 1, 0x7FFFFFFF, 104_857_601))
-    return pack(">i", size) + raw
+    return pack(">i", size) + raw, size == len(raw)
