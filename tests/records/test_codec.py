@@ -100,48 +100,76 @@ def test_a_key_that_is_text_is_refused(codec: ModuleType) -> None:
 
 HEAD = b"\x00" + varint(0) + varint(0)
 GOOD = record(HEAD + varint(-1) + varint(-1) + varint(0))
+CUT = "cut short"
+TOO_LARGE = "too large"
+NO_FIT = "length does not fit its record"
+COUNT = "record count does not fit"
+HEADERS = "header count does not fit"
 HOSTILE = {
-    "nothing": (b"", 1),
-    "a negative count": (GOOD, -1),
-    "a count the bytes cannot hold": (GOOD, 2**31 - 1),
-    "a count of one too many": (GOOD, 2),
-    "bytes after the last record": (GOOD + b"\x00", 1),
-    "a whole record too many": (GOOD + GOOD, 1),
-    "a length past the end": (varint(2**31 - 1) + GOOD[1:], 1),
-    "a negative length": (varint(-1) + GOOD[1:], 1),
-    "a length of zero": (varint(0) + GOOD[1:], 1),
-    "a length shorter than its fields": (varint(6) + GOOD[1:] + b"\x00", 1),
-    "a length longer than its fields": (varint(7) + GOOD[1:] + b"\x00", 1),
-    "a varint that never ends": (b"\xff" * 40, 1),
-    "a varint of six bytes": (b"\x8c\x80\x80\x80\x80\x00" + GOOD[1:], 1),
-    "a varint above 32 bits": (b"\xff\xff\xff\xff\x1f" + GOOD[1:], 1),
-    "a varlong of eleven bytes": (record(b"\x00" + b"\x80" * 10 + b"\x00" + b"\x00\x01\x01\x00"), 1),
-    "a varlong above 64 bits": (record(b"\x00" + b"\xff" * 9 + b"\x02" + b"\x00\x01\x01\x00"), 1),
-    "a negative offset delta": (record(b"\x00" + varint(0) + varint(-1) + varint(-1) * 2 + varint(0)), 1),
-    "a key longer than its record": (record(HEAD + varint(1000) + varint(-1) + varint(0)) + b"k" * 1000, 1),
-    "a key length of -2": (record(HEAD + varint(-2) + varint(-1) + varint(0)), 1),
-    "a value of 2 GB": (record(HEAD + varint(-1) + varint(2**31 - 1) + varint(0)), 1),
-    "a value length of -2": (record(HEAD + varint(-1) + varint(-2) + varint(0)), 1),
-    "a negative header count": (record(HEAD + varint(-1) * 2 + varint(-1)), 1),
-    "two billion headers": (record(HEAD + varint(-1) * 2 + varint(2**31 - 1)), 1),
-    "a header too many": (record(HEAD + varint(-1) * 2 + varint(2) + varint(1) + b"h" + varint(-1)), 1),
-    "a header without a key": (record(HEAD + varint(-1) * 2 + varint(1) + varint(-1) + varint(-1)), 1),
-    "a header key past the end": (record(HEAD + varint(-1) * 2 + varint(1) + varint(9) + b"h"), 1),
+    "nothing": (b"", 1, COUNT),
+    "a negative count": (GOOD, -1, COUNT),
+    "a count the bytes cannot hold": (GOOD, 2**31 - 1, COUNT),
+    "a count of one too many": (GOOD, 2, COUNT),
+    "a count the bytes could hold": (record(HEAD + varint(9) + b"k" * 9 + varint(-1) + varint(0)), 2, CUT),
+    "bytes after the last record": (GOOD + b"\x00", 1, "batch is longer"),
+    "a whole record too many": (GOOD + GOOD, 1, "batch is longer"),
+    "a length past the end": (varint(2**31 - 1) + GOOD[1:] * 2, 1, "length does not fit its batch"),
+    "a negative length": (varint(-1) + GOOD[1:], 1, "length does not fit its batch"),
+    "a length of zero": (varint(0) + GOOD[1:], 1, "length does not fit its batch"),
+    "a length shorter than its fields": (
+        varint(6) + HEAD + varint(4) + b"key!" + varint(-1) + varint(0),
+        1,
+        NO_FIT,
+    ),
+    "a length longer than its fields": (varint(7) + GOOD[1:] + b"\x00", 1, "record is longer"),
+    "a varint that never ends": (b"\xff" * 40, 1, TOO_LARGE),
+    "a varint cut short": (GOOD[:-1] + b"\x80", 1, CUT),
+    "a varint of six bytes": (b"\x8c\x80\x80\x80\x80\x00" + GOOD[1:], 1, TOO_LARGE),
+    "a varint above 32 bits": (b"\xff\xff\xff\xff\x1f" + GOOD[1:], 1, TOO_LARGE),
+    "a varlong of eleven bytes": (
+        record(b"\x00" + b"\x80" * 10 + b"\x00" + b"\x00\x01\x01\x00"),
+        1,
+        TOO_LARGE,
+    ),
+    "a varlong above 64 bits": (record(b"\x00" + b"\xff" * 9 + b"\x02" + b"\x00\x01\x01\x00"), 1, TOO_LARGE),
+    "a negative offset delta": (
+        record(b"\x00" + varint(0) + varint(-1) + varint(-1) * 2 + varint(0)),
+        1,
+        "offset delta",
+    ),
+    "a key longer than its record": (
+        record(HEAD + varint(1000) + varint(-1) + varint(0)) + b"k" * 1000,
+        1,
+        NO_FIT,
+    ),
+    "a key length of -2": (record(HEAD + varint(-2) + varint(-1) + varint(0)), 1, NO_FIT),
+    "a value of 2 GB": (record(HEAD + varint(-1) + varint(2**31 - 1) + varint(0)), 1, NO_FIT),
+    "a value length of -2": (record(HEAD + varint(-1) + varint(-2) + varint(0)), 1, NO_FIT),
+    "a negative header count": (record(HEAD + varint(-1) * 2 + varint(-1)), 1, HEADERS),
+    "two billion headers": (record(HEAD + varint(-1) * 2 + varint(2**31 - 1)), 1, HEADERS),
+    "a header too many": (record(HEAD + varint(-1) * 2 + varint(2) + varint(0) + varint(2) + b"hi"), 1, CUT),
+    "a header without a key": (
+        record(HEAD + varint(-1) * 2 + varint(1) + varint(-1) + varint(-1)),
+        1,
+        "no key",
+    ),
+    "a header key past the end": (record(HEAD + varint(-1) * 2 + varint(1) + varint(9) + b"h"), 1, NO_FIT),
     "a header value past the end": (
         record(HEAD + varint(-1) * 2 + varint(1) + varint(1) + b"h" + varint(9)),
         1,
+        NO_FIT,
     ),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_bytes_are_refused(codec: ModuleType, name: str) -> None:
-    payload, count = HOSTILE[name]
+    payload, count, complaint = HOSTILE[name]
     for call in (
         lambda: codec.decode_records(payload, count, 0, 0),
         lambda: codec.check_records(payload, count),
     ):
-        with pytest.raises(KafkaError) as caught:
+        with pytest.raises(KafkaError, match=complaint) as caught:
             call()
         assert caught.value.code is ErrorCode.INVALID_RECORD
 

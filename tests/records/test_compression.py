@@ -152,18 +152,21 @@ def test_nothing_is_not_compressed_data(codec: Compression) -> None:
         decompress(codec, b"", LIMIT)
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"\xff\xff\xff\xff\x0f" + b"\x00" * 10,  # raw snappy that claims 4 GB
-        b"\x82SNAPPY\x00" + bytes(4),  # a header cut short
-        b"\x82SNAPPY\x00" + bytes(8) + b"\x7f\xff\xff\xff" + b"x" * 20,  # a block past the end
-        b"\x82SNAPPY\x00" + bytes(8) + b"\x00\x00\x00\x00",  # a block of nothing
-        b"\x82SNAPPY\x00" + bytes(8) + b"\x00\x00\x00\x06\x80\x80\x80\x80\x04x",  # a block that claims 1 GB
-    ],
-)
-def test_snappy_that_lies_about_its_sizes_is_refused(raw: bytes) -> None:
-    with pytest.raises(KafkaError) as caught:
+SNAPPY_HEADER = b"\x82SNAPPY\x00" + bytes(8)
+SNAPPY_LIES = {
+    "raw snappy that claims 4 GB": (b"\xff\xff\xff\xff\x0f" + b"\x00" * 10, "claims"),
+    "a header cut short": (SNAPPY_HEADER[:-4], "cut short"),
+    "a block past the end": (SNAPPY_HEADER + b"\x7f\xff\xff\xff" + b"x" * 20, "does not fit"),
+    "a block of nothing": (SNAPPY_HEADER + b"\x00\x00\x00\x00", "does not fit"),
+    "a block that claims 1 GB": (SNAPPY_HEADER + b"\x00\x00\x00\x06\x80\x80\x80\x80\x04x", "claims"),
+    "an empty block with bytes behind it": (SNAPPY_HEADER + b"\x00\x00\x00\x05\x00junk", "damaged"),
+}
+
+
+@pytest.mark.parametrize("name", SNAPPY_LIES)
+def test_snappy_that_lies_about_its_sizes_is_refused(name: str) -> None:
+    raw, complaint = SNAPPY_LIES[name]
+    with pytest.raises(KafkaError, match=complaint) as caught:
         decompress(Compression.SNAPPY, raw, 2**40)
     assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
 

@@ -87,10 +87,11 @@ class _Cursor:
         raw = byte & 0x7F
         shift = 7
         while byte >= 0x80:
-            if pos >= self.end or shift > shift_max:
-                raise _invalid("a number is cut short or too long")
+            if pos >= self.end:
+                raise _invalid("a number is cut short")
             byte = self.data[pos]
             pos += 1
+            # The last byte there may be: with bits to spare, and no sign that more follow.
             if shift == shift_max and byte > (0x0F if shift == 28 else 0x01):
                 raise _invalid("a number is too large")
             raw |= (byte & 0x7F) << shift
