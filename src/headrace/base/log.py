@@ -1,8 +1,8 @@
 """Structured logs: one event a line, as text for people or JSON for programs, on standard error.
 
 A line holds an event and named fields, never a payload, a key or a secret. Callers write
-`logger.info("partition recovered", extra={"fields": {"topic": topic, "cut_bytes": n}})`; the correlation id of the request
-being served is added by itself.
+`logger.info("partition recovered", extra={"fields": {"topic": topic, "cut_bytes": n}})`; the correlation id of the
+request being served is added by itself.
 """
 
 import json
@@ -38,7 +38,8 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        head = f"{self.formatTime(record)} {record.levelname:<7} {record.name.removeprefix('headrace.')}: {record.getMessage()}"
+        name = record.name.removeprefix("headrace.")
+        head = f"{self.formatTime(record)} {record.levelname:<7} {name}: {record.getMessage()}"
         tail = "".join(f" {name}={value}" for name, value in _fields(record).items())
         trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
         return head + tail + trace
