@@ -148,3 +148,25 @@ def test_no_power_cut_loses_durable_records_or_mixes_up_topics(group: int) -> No
                 life.fs.crash(life.random)
             life.check(again := life.start(), power_cut=power_cut)
             again.close(clean=False)
+
+
+def test_torn_segment_behind_the_recovery_point_is_not_read_before_it_is_scanned() -> None:
+    fs = FaultyFileSystem()
+    manager = open_manager(fs)
+    log = manager.create("a", 0, bytes(15) + b"\x01", CONFIG)
+    while len(log.segments) < 2:
+        append(log, make_batch(2, 60))
+    manager.tick(NOW_MS)
+    base_offset = log.active.base_offset
+    assert log.recovery_point == base_offset
+    before = log.segments[0].file().pread(log.segments[0].size, 0)
+    manager.close(clean=False)
+    fs.remove(f"a-0/{base_offset:020d}.snapshot")  # so that the segments before it are looked at
+    fs.open(f"a-0/{base_offset:020d}.log").pwrite(bytes(40), 0)
+
+    manager = open_manager(fs)
+    manager.load([Wanted("a", 0, bytes(15) + b"\x01", CONFIG)])
+    assert manager.offline == {}
+    again = manager.get("a", 0)
+    assert again is not None and again.log_end_offset == base_offset
+    assert read_all(again) == before

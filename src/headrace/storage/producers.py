@@ -71,6 +71,8 @@ def replay_headers(log: "PartitionLog", from_offset: int, to_offset: int) -> Non
         return
     replay = Replay(log.producer_state)
     for segment in log.segments[log.segment_number(from_offset) :]:
+        if segment.base_offset >= to_offset:
+            break  # not scanned yet: its bytes may be anything
         located = segment.locate(from_offset) if segment.size else None
         for position, header in segment.headers(located[0]) if located else ():
             if header.base_offset >= to_offset:
