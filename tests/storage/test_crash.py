@@ -5,7 +5,7 @@ crash, and the power may go in the middle of any single operation of a step, als
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -245,12 +245,19 @@ class Machine:
         return (log.log_start_offset, log.log_end_offset, log.size_bytes, producers, log.epochs.entries)
 
 
-Step = Callable[[Machine], None]
+class Step(NamedTuple):
+    """One thing done to the machine."""
+
+    name: str
+    arguments: tuple[object, ...]
+
+    def __call__(self, machine: Machine) -> None:
+        getattr(machine, self.name)(*self.arguments)
 
 
 def steps() -> st.SearchStrategy[Step]:
     def named(name: str, *arguments: st.SearchStrategy[object]) -> st.SearchStrategy[Step]:
-        return st.builds(_Step, st.just(name), st.tuples(*arguments))
+        return st.builds(Step, st.just(name), st.tuples(*arguments))
 
     appends = named("append", st.integers(1, 6), st.integers(0, 250), st.integers(-1, 2))
     shares = st.sampled_from([0.0, 0.3, 0.5, 0.9, 1.0])
@@ -268,14 +275,6 @@ def steps() -> st.SearchStrategy[Step]:
         named("restart"),
         named("crash"),
     )
-
-
-class _Step(NamedTuple):
-    name: str
-    arguments: tuple[object, ...]
-
-    def __call__(self, machine: Machine) -> None:
-        getattr(machine, self.name)(*self.arguments)
 
 
 @pytest.fixture(scope="module", autouse=True)

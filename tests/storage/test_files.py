@@ -142,7 +142,8 @@ def test_a_process_out_of_descriptors_gets_some_back(tmp_path: Path, monkeypatch
     fs = DiskFileSystem(str(tmp_path), max_open=100)
     for number in range(20):
         fs.open(f"{number}.log", create=True)
-    real_open, refused = os.open, []
+    real_open = os.open
+    refused: list[str] = []
 
     def sometimes(path: str, flags: int, mode: int = 0o777) -> int:
         if not refused:

@@ -63,6 +63,12 @@ def append(log: PartitionLog, data: bytearray, *, epoch: int = 0, now_ms: int = 
     return log.append(memoryview(data), leader_epoch=epoch, now_ms=now_ms).first_offset
 
 
+def append_many(log: PartitionLog, count: int = 100) -> None:
+    """Append batches of one to four records of various sizes, each a millisecond after the one before."""
+    for number in range(count):
+        append(log, make_batch(1 + number % 4, number % 37, timestamp=NOW_MS + number))
+
+
 def read_all(log: PartitionLog, max_bytes: int = 1 << 30) -> bytes:
     """Everything a consumer would get from the log start on, fetch by fetch."""
     parts = []
