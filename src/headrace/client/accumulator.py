@@ -89,8 +89,8 @@ class Accumulator:
         self._batch_bytes = min(config.batch_size, config.max_request_size)
         self.queues: dict[TopicPartition, PartitionQueue] = {}
         self.active: dict[TopicPartition, PartitionQueue] = {}
+        self._open: dict[tuple[str, int], Batch] = {}  # the batch of each partition that takes records
         self.held_bytes = 0
-        self.held_bytes_max = 0
         self._room: deque[asyncio.Future[None]] = deque()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -148,6 +148,19 @@ class Accumulator:
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
+    def append_fast(self, key: tuple[str, int], fields: Fields, size_bytes: int) -> Delivery | None:
+        """Add a record to a batch that is open and has room, the common case; None when there is none."""
+        batch = self._open.get(key)
+        if batch is None or self._room:
+            return None
+        filled, held = batch.size_bytes + size_bytes, self.held_bytes + size_bytes
+        if filled > self._batch_bytes or held > self._config.buffer_memory:
+            return None
+        batch.size_bytes, self.held_bytes = filled, held
+        records = batch.records
+        records.append(fields)
+        return Delivery(batch, len(records) - 1)
+
     def append(
         self, partition: TopicPartition, fields: Fields, size_bytes: int, now_s: float
     ) -> tuple[Delivery, bool]:
@@ -155,15 +168,21 @@ class Accumulator:
         queue = self.active.get(partition)
         if queue is None:
             queue = self.active[partition] = self._queue(partition)
-        batch = queue.waiting[-1] if queue.waiting else None
-        fresh = batch is None or self.closed(batch) or batch.size_bytes + size_bytes > self._batch_bytes
-        if fresh:
-            batch = self._open(queue, now_s)
-        assert batch is not None
+        batch = self._open.get(partition)
+        fresh = batch is None or batch.size_bytes + size_bytes > self._batch_bytes
+        if batch is None or fresh:
+            batch = self._new_batch(queue, now_s)
         self.held_bytes += size_bytes
-        self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
         delivery = batch.add(fields, size_bytes)
         return delivery, fresh or batch.size_bytes >= self._batch_bytes
+
+    def take(self, queue: PartitionQueue) -> Batch:
+        """The first batch of a queue, to be sent now; it takes no more records."""
+        batch = queue.waiting.popleft()
+        queue.in_flight.append(batch)
+        if self._open.get(queue.partition) is batch:
+            del self._open[queue.partition]
+        return batch
 
     def _queue(self, partition: TopicPartition) -> PartitionQueue:
         queue = self.queues.get(partition)
@@ -175,17 +194,18 @@ class Accumulator:
             queue = self.queues[partition] = PartitionQueue(partition)
         return queue
 
-    def _open(self, queue: PartitionQueue, now_s: float) -> Batch:
+    def _new_batch(self, queue: PartitionQueue, now_s: float) -> Batch:
         deadline_s = now_s + self._config.delivery_timeout_ms / 1000
         batch = Batch(queue.partition, (queue.order,), now_s, deadline_s)
         queue.order += 1
         queue.waiting.append(batch)
+        self._open[queue.partition] = batch
         self.held_bytes += batch.size_bytes
         return batch
 
     def closed(self, batch: Batch) -> bool:
         """Whether it takes no more records: it was sent before, or is full."""
-        return batch.attempts > 0 or batch.sequence != NO_SEQUENCE or batch.size_bytes >= self._batch_bytes
+        return self._open.get(batch.partition) is not batch or batch.size_bytes >= self._batch_bytes
 
     def finish(self, queue: PartitionQueue, batch: Batch) -> None:
         """Forget a batch whose outcome is known."""
@@ -193,6 +213,8 @@ class Accumulator:
             queue.in_flight.remove(batch)
         elif batch in queue.waiting:
             queue.waiting.remove(batch)
+            if self._open.get(queue.partition) is batch:
+                del self._open[queue.partition]
         if queue.idle:
             self.active.pop(queue.partition, None)
         self.release(batch.size_bytes)

@@ -85,18 +85,22 @@ class Producer:
                 f"a record of {size_bytes} bytes is larger than max.request.size={self.config.max_request_size}",
                 "raise max.request.size, and max.message.bytes of the topic",
             )
-        if not self._accumulator.has_room(size_bytes):
-            await self._wait_for_room(size_bytes)
         if partition is None:
             partition = self._partitioner(info, key, size_bytes)
-        if partition not in info.partitions:
+        elif partition not in info.partitions:
             await self._require_partition(topic, partition)
         now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+        fields = (now_ms, key, value, headers)
+        accumulator = self._accumulator
+        fast = accumulator.append_fast((topic, partition), fields, size_bytes)
+        if fast is not None:
+            return fast
+        if not accumulator.has_room(size_bytes):
+            await self._wait_for_room(size_bytes)
         now_s = asyncio.get_running_loop().time()
-        where = TopicPartition(topic, partition)
-        delivery, look = self._accumulator.append(where, (now_ms, key, value, headers), size_bytes, now_s)
-        if self._accumulator.pressed:
-            self._accumulator.wake_next()
+        delivery, look = accumulator.append(TopicPartition(topic, partition), fields, size_bytes, now_s)
+        if accumulator.pressed:
+            accumulator.wake_next()
         if look:
             self._sending().wake()
         return delivery

@@ -200,9 +200,7 @@ class Sender:
                 continue
             self._identify(queue, batch)
             size_bytes += batch.size_bytes
-            queue.waiting.popleft()
-            queue.in_flight.append(batch)
-            picked.append((queue, batch))
+            picked.append((queue, self._accumulator.take(queue)))
         return picked
 
     def _identify(self, queue: PartitionQueue, batch: Batch) -> None:

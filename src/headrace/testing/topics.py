@@ -2,7 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.client.cluster import TopicInfo
+
+LEADERS_TIMEOUT_S = 30.0
+LOOK_EVERY_S = 0.05
 
 
 def create_topic(
@@ -14,11 +21,19 @@ def create_topic(
     async def create() -> None:
         async with Admin({"bootstrap.servers": bootstrap}) as admin:
             await admin.create_topic(NewTopic(name, partitions, replication_factor, dict(config)))
+            async with asyncio.timeout(LEADERS_TIMEOUT_S):
+                while not _led(await admin.describe_topics([name])):  # noqa: ASYNC110 (there is no event for it)
+                    await asyncio.sleep(LOOK_EVERY_S)
 
     _run(create())
 
 
-def _run(work: "asyncio.coroutines.Coroutine[None, None, None]") -> None:  # type: ignore[name-defined]
+def _led(topics: "list[TopicInfo]") -> bool:
+    """Whether every partition has a leader; a cluster may need a moment to tell all its brokers."""
+    return all(topic.partitions and all(p.leader >= 0 for p in topic.partitions.values()) for topic in topics)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
