@@ -1,5 +1,6 @@
 """Help, wrong usage and configuration: what holds for every command."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -147,3 +148,22 @@ def test_serve_loads_neither_client_nor_drawing() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout == "[]\n"
+
+
+def test_a_terminal_gets_a_drawn_table_and_a_pipe_plain_text(env: dict[str, str]) -> None:
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        command = [sys.executable, "-m", "headrace", "topic", "list"]
+        subprocess.run(
+            command, stdout=theirs, check=True, timeout=60, env={**os.environ, **env, "TERM": "xterm"}
+        )
+        os.close(theirs)
+        drawn = terminal.read(65_536)
+    assert "─".encode() in drawn
+    assert succeeds("topic", "list", env=env).startswith(b"TOPIC  ")
+
+
+def test_the_cluster_may_be_named_before_or_after_the_action(env: dict[str, str]) -> None:
+    bootstrap, nowhere = env["HEADRACE_BOOTSTRAP"], {"HEADRACE_BOOTSTRAP": "127.0.0.1:1"}
+    assert succeeds("topic", "-b", bootstrap, "list", env=nowhere).startswith(b"TOPIC")
+    assert succeeds("topic", "-b", "127.0.0.1:1", "list", "-b", bootstrap, env=nowhere).startswith(b"TOPIC")

@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.cli.options import add_client_options, client_config, run
 from headrace.cli.output import print_json, print_table
-from headrace.cli.parser import CommandError, Parser, subcommands, whole_number
+from headrace.cli.parser import CommandError, Parser, key_value, subcommands, whole_number
 from headrace.client.admin import Admin, NewTopic
 from headrace.client.batches import Delivery
 from headrace.client.consumer import Consumer
@@ -42,6 +42,7 @@ Workload = Callable[[argparse.Namespace, dict[str, Any], str], Awaitable[dict[st
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the workloads."""
+    add_client_options(parser)
     actions = subcommands(parser)
     produce = _workload(actions, "produce", "how fast records are acknowledged", bench_produce)
     produce.add_argument("--acks", choices=("0", "1", "all"), default="all", help="(default: all)")
@@ -77,10 +78,15 @@ def _workload(actions: Any, name: str, summary: str, workload: Workload) -> Pars
     )
     parser.add_argument("--partitions", metavar="N", type=whole_number(1), default=1, help="(default: 1)")
     parser.add_argument(
-        "--topic-config", metavar="KEY=VALUE", action="append", default=[], help="a setting of the topic"
+        "--topic-config",
+        metavar="KEY=VALUE",
+        type=key_value,
+        action="append",
+        default=[],
+        help="a setting of the topic",
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
-    add_client_options(parser)
+    add_client_options(parser, action=True)
     parser.set_defaults(run=lambda options: run(_run(options, name, workload)))
     return parser
 
@@ -110,7 +116,7 @@ def _shown(value: object) -> str:
 async def _topic(options: argparse.Namespace, config: dict[str, Any]) -> AsyncIterator[str]:
     """A fresh topic, deleted at the end."""
     name = f"headrace-bench-{os.getpid()}-{time.time_ns()}"
-    settings = dict(pair.split("=", 1) for pair in options.topic_config if "=" in pair)
+    settings = dict(options.topic_config)
     async with Admin(_only(config, "admin")) as admin:
         await admin.create_topic(NewTopic(name, options.partitions, -1, settings))
         try:

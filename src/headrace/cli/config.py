@@ -22,6 +22,7 @@ ALL_BROKERS = "default"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the actions."""
+    add_client_options(parser)
     actions = subcommands(parser)
     describe = _action(
         actions, "describe", "show settings", describe_config, "headrace config describe topic orders --all"
@@ -61,7 +62,7 @@ def _action(actions: Any, name: str, summary: str, handler: Any, example: str) -
     parser.add_argument(
         "name", metavar="NAME", help=f"the topic, or the broker's id ({ALL_BROKERS}: all brokers)"
     )
-    add_client_options(parser)
+    add_client_options(parser, action=True)
     parser.set_defaults(run=lambda options: run(handler(options)))
     return parser
 

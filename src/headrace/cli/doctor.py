@@ -39,6 +39,7 @@ GATEWAY_PORTS = (8080, 9090)
 JAVA_MIN = 17
 
 OK, WARN, BAD = "ok", "warn", "bad"
+COLOURS = {OK: "green", WARN: "yellow", BAD: "bold red"}
 
 
 class Finding(NamedTuple):
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json([finding._asdict() for finding in findings])
     else:
-        print_table(("check", "status", "found", "what to do"), findings)
+        print_table(("check", "status", "found", "what to do"), findings, colours=COLOURS)
     return 1 if any(finding.status == BAD for finding in findings) else 0
 
 

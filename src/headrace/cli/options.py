@@ -22,24 +22,30 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 T = TypeVar("T")
 
 
-def add_client_options(parser: argparse.ArgumentParser) -> None:
-    """Declare `-b`, `--config` and `-X`."""
+def add_client_options(parser: argparse.ArgumentParser, *, action: bool = False) -> None:
+    """Declare `-b`, `--config` and `-X`. Those given after an action (`topic list -b X`) win over those before it."""
     group = parser.add_argument_group("cluster")
     group.add_argument(
         "-b",
         "--bootstrap",
         metavar="HOST:PORT,…",
+        default=argparse.SUPPRESS if action else None,
         help=f"brokers to begin with (default: $HEADRACE_BOOTSTRAP, else {DEFAULT_BOOTSTRAP})",
     )
-    group.add_argument("--config", metavar="FILE", help="a file of Kafka client keys, key=value a line")
+    group.add_argument(
+        "--config",
+        metavar="FILE",
+        default=argparse.SUPPRESS if action else None,
+        help="a file of Kafka client keys, key=value a line",
+    )
     group.add_argument(
         "-X",
         metavar="KEY=VALUE",
         dest="keys",
         type=key_value,
         action="append",
-        default=[],
-        help="one Kafka client key",
+        default=argparse.SUPPRESS if action else [],
+        help="one Kafka client key; may be repeated",
     )
 
 

@@ -16,12 +16,16 @@ def print_json(value: object) -> None:
 
 
 def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    title: str | None = None,
+    colours: Mapping[str, str] | None = None,
 ) -> None:
-    """Rows under their headings."""
+    """Rows under their headings; on a terminal, cells of certain texts in their colours."""
     texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
-        _draw(columns, texts, title)
+        _draw(columns, texts, title, colours or {})
         return
     if title:
         print(title)
@@ -30,23 +34,18 @@ def print_table(
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
 
 
-def print_pairs(pairs: Mapping[str, object]) -> None:
-    """Names and values, one a line."""
-    width = max(map(len, pairs), default=0)
-    for name, value in pairs.items():
-        print(f"{name:<{width}}  {value}")
-
-
-def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None) -> None:
+def _draw(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None, colours: Mapping[str, str]
+) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", header_style="bold", pad_edge=False)
     for at, name in enumerate(columns):
         numeric = all(row[at].replace(".", "", 1).lstrip("-").isdigit() for row in rows if row[at])
         table.add_column(name, justify="right" if rows and numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
+        table.add_row(*(Text(cell, style=colours.get(cell, "")) for cell in row))
     Console().print(table)

@@ -23,6 +23,7 @@ example:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the actions."""
+    add_client_options(parser)
     actions = subcommands(parser)
 
     create = _action(
@@ -91,7 +92,7 @@ def _action(actions: Any, name: str, summary: str, handler: Any, example: str) -
         description=summary[0].upper() + summary[1:] + ".",
         epilog=f"example:\n  {example}",
     )
-    add_client_options(parser)
+    add_client_options(parser, action=True)
     parser.set_defaults(run=lambda options: run(handler(options)))
     return parser
 
