@@ -18,6 +18,7 @@ def feed(cutter: FrameCutter, data: bytes, cuts: list[int]) -> list[bytes]:
         cuts = cuts[1:] or [1 << 30]
         target[:count] = data[pos : pos + count]
         frames += [bytes(frame) for frame in cutter.received(count)]
+        cutter.release()
         pos += count
     return frames
 

@@ -146,6 +146,7 @@ class Session:
                 break
             self._serve(frame)
         self._working = False
+        self._cutter.release()
         self.flush()
 
     def _serve(self, frame: memoryview) -> None:

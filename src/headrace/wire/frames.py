@@ -4,8 +4,8 @@ memory.
 The owner asks `target()` where to receive, receives there, and calls `received(n)`, which returns the frames that are
 now whole. Small frames are parsed in place in one scratch buffer that all connections of a loop share, so an idle
 connection holds no memory; a frame that is cut by the end of the scratch gets a buffer of its own and the rest of it
-is received straight into that. The memory of a frame is good until the next call of `target()`: whoever keeps bytes
-longer copies them.
+is received straight into that. The memory of a frame is good until `release()`: whoever keeps bytes longer copies
+them.
 
 A frame's buffer grows with what has arrived, not with what was announced, so a client that claims 100 MB and sends
 nothing costs nothing.
@@ -76,9 +76,6 @@ class FrameCutter:
 
     def target(self) -> memoryview:
         """Where the next bytes are to be received."""
-        if self._spent is not None:
-            self._pool.give(self._spent)
-            self._spent = None
         if self._buffer is None:
             kept = len(self._head)
             if kept:
@@ -111,6 +108,12 @@ class FrameCutter:
             pos += 4 + size
         self._head = bytes(scratch[pos:end])
         return frames
+
+    def release(self) -> None:
+        """Whoever got frames is done with them: their memory may be used again."""
+        spent, self._spent = self._spent, None
+        if spent is not None:
+            self._pool.give(spent)
 
     def close(self) -> None:
         """Give back what is held; nothing more will be received."""

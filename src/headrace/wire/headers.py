@@ -9,7 +9,7 @@ what the broker speaks.
 from struct import Struct
 from typing import NamedTuple
 
-from headrace.wire.apis import Api, is_flexible
+from headrace.wire.apis import Api, is_flexible, is_supported
 from headrace.wire.primitives import Buffer, Malformed, skip_tags, text, write_uvarint
 
 _REQUEST = Struct(">hhih")
@@ -30,7 +30,7 @@ class RequestHeader(NamedTuple):
 def parse_request_header(buf: Buffer, pos: int = 0) -> RequestHeader:
     """The header of the request that begins at `pos`. Raises Malformed.
 
-    The tagged fields of a flexible header are skipped only for APIs that exist: of others the body is never read.
+    The tagged fields of a flexible header are skipped only for what is served: of the rest the body is never read.
     """
     if len(buf) - pos < _REQUEST.size:
         raise Malformed("request shorter than its header")
@@ -44,11 +44,7 @@ def parse_request_header(buf: Buffer, pos: int = 0) -> RequestHeader:
         pos += length
     elif length < -1:
         raise Malformed("client id of negative length")
-    try:
-        flexible = is_flexible(api, version)
-    except KeyError:
-        flexible = False
-    if flexible:
+    if is_supported(api, version) and is_flexible(api, version):
         pos = skip_tags(buf, pos)
     return RequestHeader(api, version, correlation_id, client_id, pos)
 
