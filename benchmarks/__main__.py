@@ -7,6 +7,7 @@ python -m benchmarks --record                also write benchmarks/README.md's t
 """
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -52,6 +53,8 @@ def run(
             for kind in kinds:
                 systems.append(kind())
                 systems[-1].start()
+            for system in systems:
+                warm_up(system, scale)
         for name in shared:
             for _ in range(runs):
                 for system in systems:
