@@ -40,6 +40,13 @@ def measure(
     )
 
 
+def warm_up(system: System, scale: Scale) -> None:
+    """One round that is not counted: a JVM compiles what it runs often, and the first round would pay for that."""
+    for name in ("produce", "consume"):
+        with contextlib.suppress(Unavailable):
+            SHARED[name](system, scale)
+
+
 def run(
     kinds: list[type[System]], wanted: list[str], scale: Scale, runs: int
 ) -> tuple[Results, dict[str, str]]:
