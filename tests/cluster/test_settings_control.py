@@ -259,7 +259,7 @@ def test_only_settings_that_take_effect_at_once_are_not_read_only() -> None:
     assert entries["num.partitions"]
     assert entries["listeners"]
     assert not entries["log.retention.ms"]
-    assert entries["max.connections"]
+    assert not entries["max.connections"]
     assert not entries["message.max.bytes"]
 
 

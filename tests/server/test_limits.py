@@ -75,3 +75,13 @@ def test_requests_wait_for_memory_that_others_hold_and_are_served_in_the_end():
         finally:
             for client in clients:
                 client.__exit__()
+
+
+def test_the_limit_of_connections_is_changed_while_the_broker_runs():
+    with Broker() as broker, RawClient(broker.host, broker.port) as admin:
+        change = {"name": "max.connections.per.ip", "config_operation": 0, "value": "1"}
+        resource = {"resource_type": 4, "resource_name": "1", "configs": [change]}
+        reply = admin.call(Api.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})
+        assert [r.error_code for r in reply.responses] == [0]
+        with RawClient(broker.host, broker.port) as second:
+            assert second.closed()

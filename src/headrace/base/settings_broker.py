@@ -109,13 +109,14 @@ class BrokerConfig(CoordinatorConfig):
         bound=AtLeast(1024),
     )
     max_connections: int = setting(
-        INT_MAX, _INT, "How many connections the broker holds at once.", bound=AtLeast(0)
+        INT_MAX, _INT, "How many connections the broker holds at once.", bound=AtLeast(0), reload=_LIVE
     )
     max_connections_per_ip: int = setting(
         INT_MAX,
         _INT,
         "How many connections the broker holds from one address.",
         bound=AtLeast(1),
+        reload=_LIVE,
     )
     max_incremental_fetch_session_cache_slots: int = setting(
         1000, _INT, "How many incremental fetch sessions are remembered.", bound=AtLeast(0)
@@ -379,6 +380,7 @@ class BrokerConfig(CoordinatorConfig):
         _INT,
         "How long the sequence numbers of a silent idempotent producer are remembered.",
         bound=AtLeast(1),
+        reload=_LIVE,
     )
 
     # What the values above were made from, for DescribeConfigs; and the defaults that topics inherit, made once.

@@ -58,6 +58,8 @@ class Broker:
             config.max_incremental_fetch_session_cache_slots, lambda: random.randrange(1, 2**31)
         )
         self.producer_ids = ProducerIds(metadata)
+        self.on_config: Callable[[BrokerConfig], None] = lambda config: None
+        """Called when settings changed while running, for parts that handlers do not see."""
         self._ticker: Timer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -168,6 +170,8 @@ class Broker:
             broker=image.config(BROKER_RESOURCE, str(self.node_id)),
         )
 
+        self.logs.reconfigure(self.config)
+        self.on_config(self.config)
         for partition in self._partitions:
             config = self.topic_config(partition.topic, image)
             if partition.log.config is not config:

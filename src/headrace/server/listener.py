@@ -178,7 +178,7 @@ class Connection:
 
 
 class Listener:
-    """A listening socket and the connections it accepted."""
+    """A listening socket and the connections it accepted. `limits` may be replaced while it runs."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Listener:
     ) -> None:
         self.clock = clock
         self._loop = loop
-        self._limits = limits
+        self.limits = limits
         self._route = route
         self._authorizer = authorizer
         self._quotas = quotas
@@ -242,7 +242,7 @@ class Listener:
             self._admit(sock, str(address[0]))
 
     def _admit(self, sock: socket.socket, host: str) -> None:
-        limits = self._limits
+        limits = self.limits
         mine = self._by_host.get(host, 0)
         if len(self._connections) >= limits.connections_max or mine >= limits.connections_per_ip_max:
             logger.warning(
@@ -261,12 +261,12 @@ class Listener:
     def open_session(self, connection: Connection) -> Session:
         self._opened += 1
         peer = Peer(ANONYMOUS, connection.host, self._authorizer, self._opened)
-        cutter = FrameCutter(self._scratch, self._pool, self._limits.frame_bytes_max)
+        cutter = FrameCutter(self._scratch, self._pool, self.limits.frame_bytes_max)
         return Session(connection, peer, cutter, self._route, self._quotas)
 
     def must_wait(self, connection: Connection) -> bool:
         """Whether a new request has to wait until others, whose bytes are being received, are done."""
-        limit = self._limits.queued_bytes_max
+        limit = self.limits.queued_bytes_max
         if limit < 0 or self._pool.lent < limit or connection.session.receiving:
             return False
         connection.set_reading(False)
@@ -275,7 +275,7 @@ class Listener:
 
     def _admit_waiting(self) -> None:
         """Memory came back: let those who wait for it read again, in the order they came."""
-        while self._waiting and self._pool.lent < self._limits.queued_bytes_max:
+        while self._waiting and self._pool.lent < self.limits.queued_bytes_max:
             self._waiting.popleft().set_reading(True)
 
     def forget(self, connection: Connection) -> None:
@@ -287,13 +287,13 @@ class Listener:
             self._by_host.pop(connection.host, None)
 
     def _schedule_sweep(self) -> None:
-        if self._limits.idle_ms_max > 0:
+        if self.limits.idle_ms_max > 0:
             self._sweep = self._loop.call_later(
-                self._limits.idle_ms_max / 1000 / IDLE_SWEEPS, self._close_idle
+                self.limits.idle_ms_max / 1000 / IDLE_SWEEPS, self._close_idle
             )
 
     def _close_idle(self) -> None:
-        oldest = self.clock.monotonic_ms() - self._limits.idle_ms_max
+        oldest = self.clock.monotonic_ms() - self.limits.idle_ms_max
         for connection in [c for c in self._connections if c.active_ms < oldest and c.session.idle]:
             connection.close()
         self._schedule_sweep()

@@ -153,11 +153,16 @@ class Process:
             self._clock,
         )
         self._broker = Broker(config, self._clock, self._loop, self._logs, self._flusher, store, cluster_id)
+        self._broker.on_config = self._take_limits
         router = Router(self._broker, HANDLERS, DIRECT, self._broker.spawn)
         host, port = _advertised(config, options.host, self.port)
         await self._broker.start(host, port)
         gc.freeze()  # what lives now lives until the end: leave it out of every later collection
         self._listener.start()
+
+    def _take_limits(self, config: BrokerConfig) -> None:
+        if self._listener is not None:
+            self._listener.limits = _limits(config)
 
     def _on_flushed(self, log: PartitionLog) -> None:
         if self._broker is not None:
