@@ -22,6 +22,7 @@ from headrace.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, SUFFIXES, TIME_IN
 
 CORRUPT_SUFFIX: Final = ".corrupt"
 SWAP_SUFFIX: Final = ".swap"
+OFFSET_MAX: Final = 2**63 - 1
 LEFTOVER_SUFFIXES: Final = (".deleted", ".cleaned", ".tmp")
 
 logger = get_logger(__name__)
@@ -118,7 +119,7 @@ class _Opening:
         path = f"{self.directory}/{name}"
         swapped = Segment(self.fs, self.directory, base_offset, self.fs.size(path), self.now_ms)
         swapped.log_path = path
-        scanned = scan_segment(swapped, self.config.index_interval_bytes)
+        scanned = scan_segment(swapped, self.config.index_interval_bytes, end_offset=OFFSET_MAX)
         if scanned.valid_bytes != swapped.size:
             self._remove(name, "swapped segment is not whole, the originals are used")
             return
@@ -143,9 +144,7 @@ class _Opening:
                 return True
         active = log.active
         try:
-            if self._lacks_index(active, sealed=False):
-                return False
-            log.log_end_offset = active.open_tail()
+            log.log_end_offset = active.open_tail(self.config.index_interval_bytes)
         except (KafkaError, OSError) as error:
             logger.warning(
                 "segment was not closed in order",
@@ -162,10 +161,10 @@ class _Opening:
         self._load_epochs(len(log.segments))
         rebuild_producers(log)
 
-    def _lacks_index(self, segment: Segment, sealed: bool = True) -> bool:
-        """Whether an index file is missing that a segment of this size has."""
+    def _lacks_index(self, segment: Segment) -> bool:
+        """Whether an index file is missing that a sealed segment of this size has."""
         if segment.size <= 2 * self.config.index_interval_bytes + self.config.max_message_bytes:
-            return sealed and segment.size > 0 and _name(segment.time_index.path) not in self._names
+            return segment.size > 0 and _name(segment.time_index.path) not in self._names
         return not {_name(segment.index.path), _name(segment.time_index.path)} <= self._names
 
     # -- after a crash ---------------------------------------------------------------------------------------
@@ -286,6 +285,9 @@ class _Opening:
     def _quarantine(self, segments: list[Segment], end_offset: int) -> None:
         """Keep segments that cannot be served, under another name, for an operator to look at."""
         for segment in segments:
+            if not segment.size:
+                segment.remove()
+                continue
             spare = self._spare_name(segment.log_path)
             logger.error(
                 "segment behind a hole put aside",

@@ -296,27 +296,34 @@ class Segment:
 
     # -- opening, cutting, removing --------------------------------------------------------------------------
 
-    def open_tail(self) -> int:
+    def open_tail(self, interval_bytes: int = POSITION_MAX) -> int:
         """Make a segment that was closed in order ready for appends; the offset after its last batch.
 
         Only the batches behind the last index entry are looked at. KafkaError when they do not end where the
-        file does: then the segment was not closed in order, and must be rebuilt.
+        file does, or reach further than entries are apart: then the segment was not closed in order, or its
+        indexes are not all there, and it must be rebuilt.
         """
         last = self.index.last()
-        position = last[1] if last else 0
         newest = self.time_index.last()
+        position = last[1] if last else 0
         self._max_timestamp, self._max_timestamp_offset = newest or (NO_TIMESTAMP, self.base_offset)
         next_offset = self.base_offset
         end = position
+        whole = True
         for start, header in self.headers(position):
+            if last is not None and start == position and newest is None:
+                whole = header.max_timestamp < 0  # else there would be an entry for it
             if header.max_timestamp > self._max_timestamp:
                 self._max_timestamp, self._max_timestamp_offset = header.max_timestamp, header.last_offset
+            whole = whole and start - position <= interval_bytes
             next_offset = header.next_offset
             end = start + header.size
         self._bytes_since_entry = self.size - position
         self._entries = len(self.index)
-        if end != self.size or (last is not None and next_offset <= last[0]):
-            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{self.log_path} does not end with a whole batch")
+        if not whole or end != self.size or (last is not None and next_offset <= last[0]):
+            raise KafkaError(
+                ErrorCode.CORRUPT_MESSAGE, f"{self.log_path} and its indexes do not end with the same batch"
+            )
         return next_offset
 
     def load_indexes(self, offset_entries: bytes, time_entries: bytes, newest: tuple[int, int]) -> None:
@@ -358,10 +365,10 @@ class Segment:
         """Make the file exist while it is empty, so that its name remembers the offset."""
         self._fs.open(self.log_path, create=True)
 
-    def remove(self) -> None:
-        """Delete the files. Readers that hold a range of them read on."""
+    def remove(self, keep_log: bool = False) -> None:
+        """Delete the files, or only the indexes. Readers that hold a range of them read on."""
         prefix = self.log_path[: -len(LOG_SUFFIX)]
-        for suffix in SUFFIXES:
+        for suffix in SUFFIXES[1:] if keep_log else SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.remove(prefix + suffix)
 

@@ -166,14 +166,17 @@ def _start_of_batch(segment: Segment, offset: int) -> int:
 
 def truncate_fully(log: "PartitionLog", new_start: int) -> None:
     """Drop everything; the log starts, and ends, at `new_start`."""
-    for segment in reversed(log.segments):
-        segment.remove()
+    # The new segment's name comes first: without any, a crash would leave a log that starts at 0 again.
+    segment = Segment(log.fs, log.directory, new_start)
+    segment.create()
+    segment.cut(0)
+    log.fs.sync_dir(log.directory)
+    for old in reversed(log.segments):
+        old.remove(keep_log=old.base_offset == new_start)
     log.fs.sync_dir(log.directory)
     log.log_start_offset = new_start
     log.flushed_offset = new_start
     log.epochs.clear()
-    segment = Segment(log.fs, log.directory, new_start)
-    segment.create()
     _finish_truncation(log, [segment], new_start)
     logger.info(
         "log truncated fully", extra={"fields": {"partition": log.name, "log_start_offset": new_start}}
