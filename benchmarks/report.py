@@ -168,8 +168,9 @@ def chart(results: Results) -> str:
         y = TOP + i * (BAR_HEIGHT + BAR_GAP)
         begin, end = sorted((middle, place(gain)))
         colour = "#2a7f62" if gain >= 1 else "#c0504d"
-        label = f"{words_before}: CPU" if words.startswith("its broker CPU") else words
-        words_before = label.split(" (")[0] if label is words else words_before
+        own = not words.startswith("its broker CPU")
+        words_before = words.split(" (")[0] if own else words_before
+        label = words_before if own else f"{words_before}: CPU"
         out.append(f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end">{escape(label)}</text>')
         out.append(
             f'<rect x="{begin:.1f}" y="{y}" width="{max(1.0, end - begin):.1f}" height="{BAR_HEIGHT}" fill="{colour}"/>'

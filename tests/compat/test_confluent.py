@@ -1,5 +1,7 @@
 """confluent-kafka (current librdkafka) takes the broker for Kafka: what users do beyond writing and reading."""
 
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable
 
@@ -14,6 +16,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from headrace.wire.apis import SUPPORTED, Api
 from tests.compat.clients import consume_confluent, produce_confluent
 from tests.compat.samples import WAIT_S, Sample, eventually
 
@@ -203,3 +206,33 @@ def test_many_partitions_are_read_by_one_client(bootstrap: str, make_topic: Make
         got.setdefault(message.partition(), []).append(message.value())
     consumer.close()
     assert got == {p: [b"%d" % i for i in range(p, 200, partitions)] for p in range(partitions)}
+
+
+ASSIGN_WITHOUT_OFFSET = """
+import sys
+from confluent_kafka import Consumer, TopicPartition
+consumer = Consumer({"bootstrap.servers": sys.argv[1], "group.id": "never-committed", "auto.offset.reset": "earliest"})
+consumer.assign([TopicPartition(sys.argv[2], 0)])
+message = consumer.poll(30)
+print(message.value().decode())
+consumer.close()
+"""
+
+
+@pytest.mark.skipif(
+    Api.OFFSET_FETCH not in SUPPORTED, reason="committed offsets are not served yet (OffsetFetch)"
+)
+def test_a_partition_assigned_without_an_offset_starts_where_the_client_was_told(
+    bootstrap: str, make_topic: MakeTopic, now_ms: int
+) -> None:
+    # In a process of its own: librdkafka 2.15 ends with a segmentation fault when a broker lacks OffsetFetch.
+    topic = make_topic()
+    produce_confluent(bootstrap, topic, [Sample(None, b"first")], now_ms)
+    done = subprocess.run(
+        [sys.executable, "-c", ASSIGN_WITHOUT_OFFSET, bootstrap, topic],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "first\n"), done.stderr

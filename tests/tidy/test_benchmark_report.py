@@ -1,0 +1,45 @@
+"""The benchmark's table says what the numbers say: ratios by medians, aims met or missed in the right direction."""
+
+import xml.etree.ElementTree as ElementTree
+
+from benchmarks.report import MEASURES, Measure, Row, chart, markdown, rows_of
+
+MORE = Measure("rate", "rate (msg/s)", True, ratio_aim=1.5, digits=0)
+LESS = Measure("cpu", "cpu (s)", False, ratio_aim=0.5)
+AT_MOST = Measure("start", "start (s)", False, value_aim=0.5)
+
+
+def test_a_ratio_compares_medians_and_not_the_best_run() -> None:
+    assert Row(MORE, [100.0, 300.0, 900.0], [100.0, 150.0, 200.0]).ratio == 2.0
+
+
+def test_an_aim_is_met_in_the_direction_that_is_better() -> None:
+    assert Row(MORE, [150.0], [100.0]).met is True
+    assert Row(MORE, [149.0], [100.0]).met is False
+    assert Row(LESS, [5.0], [10.0]).met is True
+    assert Row(LESS, [5.1], [10.0]).met is False
+    assert Row(AT_MOST, [0.5], []).met is True
+    assert Row(AT_MOST, [0.6], [9.0]).met is False
+
+
+def test_without_kafka_a_ratio_cannot_be_told() -> None:
+    row = Row(MORE, [100.0], [])
+    assert row.ratio is None
+    assert row.met is None
+    assert row.shown(row.kafka) == "-"
+
+
+def test_the_spread_of_the_runs_is_shown_beside_the_median() -> None:
+    assert Row(MORE, [1500.0, 1000.0, 2000.0], []).shown([1500.0, 1000.0, 2000.0]) == "1 500 (1 000 to 2 000)"
+
+
+def test_the_table_and_the_chart_hold_every_measure_that_was_taken() -> None:
+    results = {
+        "Headrace": {measure.key: [2.0] for measure in MEASURES},
+        "Kafka": {measure.key: [1.0] for measure in MEASURES},
+    }
+    assert len(rows_of(results)) == len(MEASURES)
+    assert all(measure.words in markdown(results, 1) for measure in MEASURES)
+    bars = ElementTree.fromstring(chart(results)).findall("{http://www.w3.org/2000/svg}rect")
+    assert len(bars) == len(MEASURES) + 1  # and the background
+    assert chart({"Headrace": results["Headrace"]}) == ""
