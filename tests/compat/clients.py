@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tests.compat.samples import SAMPLES, WAIT_S, Sample, Seen
+from tests.compat.samples import QUIET, SAMPLES, WAIT_S, Sample, Seen
 
 Produce = Callable[..., list[int]]
 Consume = Callable[..., list[Seen]]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.compat.samples import WAIT_S
+from tests.compat.samples import QUIET, WAIT_S
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ def make_topic(bootstrap: str) -> Iterator[Callable[..., str]]:
     """Creates topics with new names; they are gone after the test."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({**QUIET, "bootstrap.servers": bootstrap})
     made: list[str] = []
 
     def make(partitions: int = 1, **config: object) -> str:

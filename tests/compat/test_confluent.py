@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
 
 from headrace.wire.apis import SUPPORTED, Api
 from tests.compat.clients import consume_confluent, produce_confluent
-from tests.compat.samples import WAIT_S, Sample, eventually
+from tests.compat.samples import QUIET, WAIT_S, Sample, eventually
 
 MakeTopic = Callable[..., str]
 
@@ -48,7 +48,7 @@ def test_watermarks_tell_the_first_and_the_next_offset(
     bootstrap: str, make_topic: MakeTopic, now_ms: int
 ) -> None:
     topic = make_topic()
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused"})
+    consumer = Consumer({**QUIET, "bootstrap.servers": bootstrap, "group.id": "unused"})
     where = TopicPartition(topic, 0)
     assert consumer.get_watermark_offsets(where, timeout=WAIT_S) == (0, 0)
     produce_confluent(bootstrap, topic, numbered(7), now_ms)
@@ -61,7 +61,7 @@ def test_an_offset_is_found_by_its_time(bootstrap: str, make_topic: MakeTopic, n
     produce_confluent(
         bootstrap, topic, [Sample(None, b"%d" % i, age_ms=1000 * (10 - i)) for i in range(10)], now_ms
     )
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused"})
+    consumer = Consumer({**QUIET, "bootstrap.servers": bootstrap, "group.id": "unused"})
 
     def at(time_ms: int) -> int:
         return consumer.offsets_for_times([TopicPartition(topic, 0, time_ms)], timeout=WAIT_S)[0].offset
@@ -78,7 +78,7 @@ def test_the_offset_of_the_newest_record_is_told(bootstrap: str, make_topic: Mak
         bootstrap, topic, [Sample(None, b"old", age_ms=500), Sample(None, b"new", age_ms=5)], now_ms
     )
     produce_confluent(bootstrap, topic, [Sample(None, b"late", age_ms=300)], now_ms)
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({**QUIET, "bootstrap.servers": bootstrap})
     where = TopicPartition(topic, 0)
 
     def ask(spec: OffsetSpec) -> tuple[int, int]:
@@ -113,7 +113,9 @@ def test_a_waiting_reader_gets_a_record_that_is_written_later(
     bootstrap: str, make_topic: MakeTopic, now_ms: int
 ) -> None:
     topic = make_topic()
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused", "fetch.wait.max.ms": 10_000})
+    consumer = Consumer(
+        {**QUIET, "bootstrap.servers": bootstrap, "group.id": "unused", "fetch.wait.max.ms": 10_000}
+    )
     consumer.assign([TopicPartition(topic, 0, 0)])
     assert consumer.poll(0.2) is None
     produce_confluent(bootstrap, topic, [Sample(None, b"at last")], now_ms)
@@ -125,16 +127,16 @@ def test_a_waiting_reader_gets_a_record_that_is_written_later(
 
 def test_a_topic_is_made_by_the_first_record_for_it(bootstrap: str, now_ms: int) -> None:
     topic = f"compat-auto-{uuid.uuid4().hex[:12]}"
-    producer = Producer({"bootstrap.servers": bootstrap})
+    producer = Producer({**QUIET, "bootstrap.servers": bootstrap})
     told: list[object] = []
     producer.produce(topic, b"first", on_delivery=lambda error, message: told.append(error))
     assert producer.flush(WAIT_S) == 0
     assert told == [None]
-    assert topic in AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=WAIT_S).topics
+    assert topic in AdminClient({**QUIET, "bootstrap.servers": bootstrap}).list_topics(timeout=WAIT_S).topics
 
 
 def test_topics_are_created_described_grown_and_deleted(bootstrap: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({**QUIET, "bootstrap.servers": bootstrap})
     name = f"compat-{uuid.uuid4().hex[:12]}"
     admin.create_topics([NewTopic(name, 2, 1)])[name].result(WAIT_S)
     with pytest.raises(KafkaException) as caught:
@@ -152,7 +154,7 @@ def test_topics_are_created_described_grown_and_deleted(bootstrap: str) -> None:
 
 
 def test_settings_of_a_topic_are_described_and_altered(bootstrap: str, make_topic: MakeTopic) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({**QUIET, "bootstrap.servers": bootstrap})
     topic = make_topic(retention_ms=100_000)
 
     def described() -> dict[str, str]:
@@ -175,7 +177,7 @@ def test_settings_of_a_topic_are_described_and_altered(bootstrap: str, make_topi
 def test_records_are_deleted_up_to_an_offset(bootstrap: str, make_topic: MakeTopic, now_ms: int) -> None:
     topic = make_topic()
     produce_confluent(bootstrap, topic, numbered(10), now_ms)
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({**QUIET, "bootstrap.servers": bootstrap})
     where = TopicPartition(topic, 0, 4)
     told = admin.delete_records([where])
     assert next(iter(told.values())).result(WAIT_S).low_watermark == 4
@@ -184,7 +186,7 @@ def test_records_are_deleted_up_to_an_offset(bootstrap: str, make_topic: MakeTop
 
 
 def test_the_cluster_describes_itself(bootstrap: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({**QUIET, "bootstrap.servers": bootstrap})
     cluster = admin.describe_cluster().result(WAIT_S)
     assert cluster.cluster_id
     assert f"{cluster.nodes[0].host}:{cluster.nodes[0].port}" == bootstrap
@@ -194,11 +196,11 @@ def test_the_cluster_describes_itself(bootstrap: str) -> None:
 def test_many_partitions_are_read_by_one_client(bootstrap: str, make_topic: MakeTopic) -> None:
     partitions = 20
     topic = make_topic(partitions)
-    producer = Producer({"bootstrap.servers": bootstrap})
+    producer = Producer({**QUIET, "bootstrap.servers": bootstrap})
     for i in range(200):
         producer.produce(topic, b"%d" % i, partition=i % partitions)
     assert producer.flush(WAIT_S) == 0
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused"})
+    consumer = Consumer({**QUIET, "bootstrap.servers": bootstrap, "group.id": "unused"})
     consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
     got: dict[int, list[bytes]] = {}
     for message in consumer.consume(200, WAIT_S):
