@@ -27,6 +27,7 @@ class PartitionTable:
         self._open_log = open_log
         self._delete_log = delete_log
         self._topics: dict[str, dict[int, Partition | KafkaError]] = {}
+        self._failed: set[tuple[str, int]] = set()
 
     def __iter__(self) -> Iterator[Partition]:
         for partitions in self._topics.values():
@@ -63,6 +64,12 @@ class PartitionTable:
                 self._drop(name)
             self._take(topic)
 
+    def retry(self, image: ClusterImage) -> None:
+        """Try again to open what could not be opened: a disk that was full may have room by now."""
+        for name, index in list(self._failed):
+            topic = image.topics[name]
+            self._topics[name][index] = self._open(topic, index, topic.partitions[index].leader_epoch)
+
     def _take(self, topic: TopicImage) -> None:
         held = self._topics.setdefault(topic.name, {})
         for index, registration in enumerate(topic.partitions):
@@ -78,17 +85,21 @@ class PartitionTable:
         try:
             log = self._open_log(topic.name, index, topic.id)
         except (OSError, KafkaError) as error:
-            logger.error(
-                "partition cannot be opened",
-                extra={"fields": {"topic": topic.name, "partition": index, "why": str(error)}},
-            )
+            if (topic.name, index) not in self._failed:
+                self._failed.add((topic.name, index))
+                logger.error(
+                    "partition cannot be opened",
+                    extra={"fields": {"topic": topic.name, "partition": index, "why": str(error)}},
+                )
             return KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"the log of this partition cannot be opened: {error}"
             )
+        self._failed.discard((topic.name, index))
         return Partition(topic.name, topic.id, index, leader_epoch, log)
 
     def _drop(self, name: str) -> None:
         for index, partition in self._topics.pop(name, {}).items():
             self._delete_log(name, index)
+            self._failed.discard((name, index))
             if isinstance(partition, Partition):
                 partition.fail_waiters(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

@@ -101,6 +101,7 @@ class Broker:
         task.add_done_callback(self._tasks.discard)
 
     def _tick(self) -> None:
+        self._partitions.retry(self.image)
         self.logs.tick(self.clock.now_ms())
         self._ticker = self._loop.call_later(TICK_MS / 1000, self._tick)
 
