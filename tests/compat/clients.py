@@ -29,6 +29,7 @@ def produce_confluent(
     # A linger long enough to put all samples into one batch, so that compression sees several records.
     producer = Producer(
         {
+            **QUIET,
             "bootstrap.servers": bootstrap,
             "compression.type": compression,
             "linger.ms": 50,
@@ -67,6 +68,7 @@ def consume_confluent(
 
     consumer = Consumer(
         {
+            **QUIET,
             "bootstrap.servers": bootstrap,
             "group.id": "unused",
             "enable.auto.commit": False,
