@@ -11,7 +11,8 @@ import sys
 from contextvars import ContextVar
 from typing import TextIO
 
-correlation: ContextVar[str] = ContextVar("correlation", default="")
+correlation: ContextVar[object | None] = ContextVar("correlation", default=None)
+"""The request being served; it is turned into text only when a line is written."""
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -31,8 +32,8 @@ def configure(level: str = "WARNING", *, as_json: bool = False, stream: TextIO |
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     fields: dict[str, object] = dict(getattr(record, "fields", {}))
-    if request := correlation.get():
-        fields["request"] = request
+    if (request := correlation.get()) is not None:
+        fields.setdefault("request", str(request))
     return fields
 
 

@@ -42,6 +42,6 @@ class RequestContext:
         peer = self.peer
         return peer.authorizer.allows(peer.principal, peer.host, operation, resource, name)
 
-    def tag(self) -> str:
+    def __str__(self) -> str:
         """The correlation id as logs carry it: connection, client and request."""
         return f"{self.peer.connection}/{self.client_id or '-'}/{self.correlation_id}"

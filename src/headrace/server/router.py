@@ -49,6 +49,7 @@ class Router:
         """Serve one request. Raises Malformed when its bytes are not what they claim."""
         context = exchange.context
         api, version = context.api, context.version
+        correlation.set(context)
         if not is_supported(api, version):
             self._refuse(exchange)
             return
@@ -70,7 +71,7 @@ class Router:
             self._crash(exchange)
 
     async def _finish(self, exchange: Exchange, result: Awaitable[Body]) -> None:
-        correlation.set(exchange.context.tag())
+        correlation.set(exchange.context)
         try:
             exchange.reply(encode_response(exchange.context.api, exchange.context.version, await result))
         except KafkaError as error:
@@ -105,7 +106,7 @@ class Router:
         context = exchange.context
         logger.error(
             "request failed",
-            extra={"fields": {"api": context.api, "version": context.version, "request": context.tag()}},
+            extra={"fields": {"api": context.api, "version": context.version, "request": context}},
         )
         self._fail(
             exchange,
