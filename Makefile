@@ -19,7 +19,7 @@ lint: setup  ## Style, format and strict types
 	$(PY) -m mypy
 
 test: lint  ## Everything that must hold: lint, unit, property and integration tests
-	$(PY) -m pytest -n $(JOBS)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal
 
 format: setup  ## Put the code into its format
 	$(PY) -m ruff check --fix .
