@@ -1,7 +1,8 @@
 """A cluster inside the test: brokers that speak the protocol over a scripted transport and fail as they are told.
 
 It keeps one log a partition and checks producers' sequences as Kafka does: what it holds is what a real broker would.
-`fates` is a list of what happens to produce requests, one after the other; after its end everything succeeds.
+`fates` is a list of what happens to produce requests, one after the other, `fetch_fates` the same for fetches; after
+their end everything succeeds.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from headrace.base.errors import ErrorCode
 from headrace.client.errors import Disconnected
 from headrace.client.transport import FrameHandler, FrameStream
-from headrace.records.batch import SEQUENCE_MAX, parse_header
+from headrace.records.batch import SEQUENCE_MAX, assign, parse_header
 from headrace.records.builder import iter_records
 from headrace.wire.apis import Api
 from headrace.wire.headers import encode_response_header, parse_request_header
@@ -40,6 +41,20 @@ class Fate(Enum):
     FATAL = "refused for good"
 
 
+class FetchFate(Enum):
+    """What happens to one fetch request."""
+
+    FINE = "fine"
+    EMPTY = "nothing new within the wait"
+    CUT = "the last batch of the answer is cut short"
+    SLOW = "slow"
+    LOST = "the connection ends"
+    STUCK = "never answered"
+    LEADER_MOVED = "the partition's leader has moved"
+    NOT_AVAILABLE = "refused, may be tried again"
+    DAMAGED = "a bit is flipped on the way"
+
+
 class Stored(NamedTuple):
     """A batch in a log."""
 
@@ -55,6 +70,7 @@ class Log:
 
     def __init__(self) -> None:
         self.batches: list[Stored] = []
+        self.raw: list[bytes] = []
         self.producers: dict[int, tuple[int, deque[Stored]]] = {}
         self.end_offset = 0
 
@@ -83,8 +99,22 @@ class Log:
             if refused is not None:
                 return refused
         self.batches.append(batch)
+        stored = bytearray(data)
+        assign(memoryview(stored), 0, batch.base_offset, 0)
+        self.raw.append(bytes(stored))
         self.end_offset += len(batch.values)
         return ErrorCode.NONE, batch.base_offset
+
+    def read(self, offset: int, size_max: int) -> bytes:
+        """Whole batches from the one that holds `offset`, at least one, about as many bytes as asked for."""
+        out = b""
+        for raw in self.raw:
+            if parse_header(raw).last_offset < offset:
+                continue
+            if out and len(out) + len(raw) > size_max:
+                break
+            out += raw
+        return out
 
     def _check(self, batch: Stored) -> tuple[ErrorCode, int] | None:
         epoch, recent = self.producers.get(batch.producer_id, (-1, deque(maxlen=REMEMBERED_BATCHES)))
@@ -110,12 +140,20 @@ class Log:
 class ScriptedCluster:
     """Brokers 1…N, one topic."""
 
-    def __init__(self, *, brokers: int = 2, partitions: int = 2, fates: Iterable[Fate] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        brokers: int = 2,
+        partitions: int = 2,
+        fates: Iterable[Fate] = (),
+        fetch_fates: Iterable[FetchFate] = (),
+    ) -> None:
         self.nodes = list(range(1, brokers + 1))
         self.logs = [Log() for _ in range(partitions)]
         self.leaders = [self.nodes[at % brokers] for at in range(partitions)]
         self.epochs = [0] * partitions
         self.fates = deque(fates)
+        self.fetch_fates = deque(fetch_fates)
         self.next_producer_id = 1000
         self.in_flight: dict[object, int] = {}
         self.in_flight_max = 0
@@ -141,6 +179,12 @@ class ScriptedCluster:
         if api is Api.PRODUCE:
             self._produce(stream, head, request)
             return
+        if api is Api.FETCH:
+            self._fetch(stream, head, request)
+            return
+        if api is Api.LIST_OFFSETS:
+            self._reply(stream, head, self._list_offsets(stream.node, request), self.delay_s)
+            return
         body = {
             Api.API_VERSIONS: self._api_versions,
             Api.METADATA: self._metadata,
@@ -156,6 +200,8 @@ class ScriptedCluster:
     def _api_versions(self) -> dict[str, Any]:
         spoken = {
             Api.PRODUCE: (3, 13),
+            Api.FETCH: (4, 17),
+            Api.LIST_OFFSETS: (1, 9),
             Api.METADATA: (0, 13),
             Api.API_VERSIONS: (0, 4),
             Api.INIT_PRODUCER_ID: (0, 5),
@@ -214,11 +260,60 @@ class ScriptedCluster:
             body = {"responses": [{"name": TOPIC, "topic_id": TOPIC_ID, "partition_responses": results}]}
             self._reply(stream, head, body, 0.5 if fate is Fate.SLOW else self.delay_s)
 
+    def _move_leader(self, at: int) -> None:
+        self.leaders[at] = self.nodes[(self.nodes.index(self.leaders[at]) + 1) % len(self.nodes)]
+        self.epochs[at] += 1
+
+    def _list_offsets(self, node: int, request: Any) -> dict[str, Any]:
+        results = []
+        for part in request.topics[0].partitions:
+            at = part.partition_index
+            led = self.leaders[at] == node
+            code = ErrorCode.NONE if led else ErrorCode.NOT_LEADER_OR_FOLLOWER
+            offset = self.logs[at].end_offset if part.timestamp == -1 else 0
+            results.append({"partition_index": at, "error_code": int(code), "offset": offset if led else -1})
+        return {"topics": [{"name": TOPIC, "partitions": results}]}
+
+    def _fetch(self, stream: "_Stream", head: Any, request: Any) -> None:
+        fate = self.fetch_fates.popleft() if self.fetch_fates else FetchFate.FINE
+        if fate is FetchFate.LOST:
+            stream.lose()
+            return
+        if fate is FetchFate.STUCK:
+            stream.stuck = True
+            return
+        results = []
+        for part in request.topics[0].partitions:
+            at = part.partition
+            if fate is FetchFate.LEADER_MOVED:
+                self._move_leader(at)
+            code, data = ErrorCode.NONE, b""
+            if self.leaders[at] != stream.node:
+                code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            elif fate is FetchFate.NOT_AVAILABLE:
+                code = ErrorCode.OFFSET_NOT_AVAILABLE
+            elif not 0 <= part.fetch_offset <= self.logs[at].end_offset:
+                code = ErrorCode.OFFSET_OUT_OF_RANGE
+            elif fate is not FetchFate.EMPTY:
+                data = self._damaged(self.logs[at].read(part.fetch_offset, part.partition_max_bytes), fate)
+            end = self.logs[at].end_offset if code is ErrorCode.NONE else -1
+            result = {"partition_index": at, "error_code": int(code), "high_watermark": end, "records": data}
+            results.append({**result, "last_stable_offset": end, "log_start_offset": 0})
+        waited = fate is FetchFate.EMPTY or not any(result["records"] for result in results)
+        body = {"responses": [{"topic": TOPIC, "topic_id": TOPIC_ID, "partitions": results}]}
+        self._reply(stream, head, body, 0.5 if waited or fate is FetchFate.SLOW else self.delay_s)
+
+    def _damaged(self, data: bytes, fate: FetchFate) -> bytes:
+        if fate is FetchFate.CUT and data and len(data) > parse_header(data).size:
+            return data[:-7]
+        if fate is FetchFate.DAMAGED and data:
+            return data[:-1] + bytes([data[-1] ^ 1])
+        return data
+
     def _append(self, node: int, part: Any, fate: Fate) -> tuple[ErrorCode, int]:
         at = part.index
         if fate is Fate.LEADER_MOVED:
-            self.leaders[at] = self.nodes[(self.nodes.index(self.leaders[at]) + 1) % len(self.nodes)]
-            self.epochs[at] += 1
+            self._move_leader(at)
         if self.leaders[at] != node:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER, -1
         if fate is Fate.NOT_ENOUGH_REPLICAS:

@@ -32,7 +32,9 @@ def test_topics_are_created_described_grown_and_deleted(cluster_bootstrap: str, 
             deleted, missing = await admin.delete_topics(["admin-a", "admin-nowhere"])
             assert deleted.error is None
             assert missing.error is not None and missing.error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            while (await admin.describe_topics(["admin-a"]))[0].error is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            while (await admin.describe_topics(["admin-a"]))[
+                0
+            ].error is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 pass
 
     run(body())
