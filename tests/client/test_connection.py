@@ -187,7 +187,7 @@ def test_a_silent_server_is_not_waited_for_longer_than_the_timeout() -> None:
         await reader.read()
 
     async def body(connection: Connection) -> None:
-        with pytest.raises(NotKafka, match="did not answer within 100 ms"):
+        with pytest.raises(RequestTimedOut, match="did not answer within 100 ms"):
             await connection.open()
 
     asyncio.run(connected_to(serve, body, timeout_ms=100))

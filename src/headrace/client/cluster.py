@@ -27,7 +27,7 @@ from headrace.wire.messages import Message
 TOPICS_TRACKED_MAX = 10_000
 NO_NODE = -1
 JITTER = 0.2
-FINISH_TIMEOUT_MS = 2_000
+FINISH_TIMEOUT_MS = 10_000
 
 _log = get_logger(__name__)
 
@@ -314,6 +314,7 @@ class Cluster:
             client_id=self.config.client_id,
             connector=self._connector,
             timeout_ms=self.config.request_timeout_ms,
+            handshake_timeout_ms=self.config.socket_connection_setup_timeout_ms,
         )
         try:
             await connection.open()

@@ -52,7 +52,14 @@ class Connection:
     """A connection that is open from `open` until it fails or is closed; it is never reused after that."""
 
     def __init__(
-        self, host: str, port: int, *, client_id: str, connector: Connector, timeout_ms: int
+        self,
+        host: str,
+        port: int,
+        *,
+        client_id: str,
+        connector: Connector,
+        timeout_ms: int,
+        handshake_timeout_ms: int | None = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -61,6 +68,7 @@ class Connection:
         self._client_id = client_id
         self._connector = connector
         self._timeout_ms = timeout_ms
+        self._handshake_timeout_ms = min(timeout_ms, handshake_timeout_ms or timeout_ms)
         self._stream: FrameStream | None = None
         self._waiting: deque[_Waiting] = deque()
         self._correlation_id = 0
@@ -89,16 +97,19 @@ class Connection:
 
     async def _handshake(self) -> None:
         body = {"client_software_name": "headrace-python", "client_software_version": __version__}
+        wait_ms = self._handshake_timeout_ms
         try:
-            reply = await self.request(Api.API_VERSIONS, body, version=HANDSHAKE_VERSION)
+            reply = await self.request(Api.API_VERSIONS, body, version=HANDSHAKE_VERSION, timeout_ms=wait_ms)
         except RequestTimedOut:
-            raise NotKafka(
-                f"{self.host}:{self.port} accepted the connection and did not answer within {self._timeout_ms} ms",
+            raise RequestTimedOut(
+                f"{self.host}:{self.port} accepted the connection and did not answer within {wait_ms} ms",
                 "check that the port is a Kafka listener without TLS and that the broker is not stuck",
             ) from None
         if reply.error_code == ErrorCode.UNSUPPORTED_VERSION:
             highest = next((k.max_version for k in reply.api_keys if k.api_key == Api.API_VERSIONS), 0)
-            reply = await self.request(Api.API_VERSIONS, body, version=min(highest, HANDSHAKE_VERSION))
+            reply = await self.request(
+                Api.API_VERSIONS, body, version=min(highest, HANDSHAKE_VERSION), timeout_ms=wait_ms
+            )
         if reply.error_code:
             raise NotKafka(
                 f"{self.host}:{self.port} refused ApiVersions: {error_code(reply.error_code).name}"
