@@ -89,6 +89,20 @@ def test_producers_and_epochs_come_back_after_a_clean_close() -> None:
     assert again.append(make_batch(producer_id=1, sequence=39), leader_epoch=5, now_ms=NOW_MS).duplicate
 
 
+def test_a_producer_may_send_its_last_five_batches_again_after_a_clean_close() -> None:
+    for value_bytes in (20, 200):
+        log = make_log(index_interval_bytes=150)
+        for number in range(40):
+            append(log, make_batch(2, value_bytes, producer_id=1, sequence=number * 2))
+        log.close()
+        again = reopen(log, clean=True)
+        for number in range(35, 40):
+            batch = make_batch(2, value_bytes, producer_id=1, sequence=number * 2)
+            appended = again.append(batch, leader_epoch=0, now_ms=NOW_MS)
+            assert (appended.duplicate, appended.first_offset) == (True, number * 2)
+        assert append(again, make_batch(producer_id=1, sequence=80)) == 80
+
+
 def test_an_empty_log_stays_empty_and_keeps_its_start() -> None:
     log = make_log()
     log.close()

@@ -75,6 +75,20 @@ def test_retention_spares_what_is_not_replicated_and_what_is_only_compacted() ->
     assert compacted.apply_retention(NOW_MS * 2, compacted.log_end_offset) == 0
 
 
+def test_files_of_deleted_segments_are_removed_by_the_next_flush() -> None:
+    log = make_log(segment_bytes=300, retention_bytes=0)
+    append_many(log, 50)
+    log.flush()
+    log.apply_retention(NOW_MS, log.log_end_offset)
+    doomed = [name for name in log.fs.listdir(DIRECTORY) if name.endswith(".deleted")]
+    assert doomed and log.flush_wanted
+    log.flush()
+    assert [name for name in log.fs.listdir(DIRECTORY) if name.endswith((".log", ".deleted"))] == [
+        f"{log.log_end_offset:020d}.log"
+    ]
+    assert not log.flush_wanted and log.begin_flush() is None
+
+
 def test_a_reader_keeps_what_it_holds_when_retention_deletes_it(tmp_path: Path) -> None:
     log = make_log(DiskFileSystem(str(tmp_path)), segment_bytes=300, retention_bytes=0)
     append_many(log, 20)

@@ -178,6 +178,7 @@ class DiskFileSystem:
 
     def __init__(self, root: str, max_open: int | None = None, max_maps: int = INDEX_MAPS_MAX) -> None:
         self.root = os.path.abspath(root)
+        self._prefix = self.root.rstrip("/") + "/"
         self.max_open = max_open or default_max_open()
         self.max_maps = max_maps
         self._open: OrderedDict[str, DiskFile] = OrderedDict()
@@ -186,7 +187,7 @@ class DiskFileSystem:
         os.makedirs(self.root, exist_ok=True)
 
     def _real(self, path: str) -> str:
-        return os.path.join(self.root, path)
+        return self._prefix + path
 
     def open(self, path: str, create: bool = False) -> DiskFile:
         try:

@@ -2,13 +2,14 @@
 
 The loop builds a `FlushTicket` (`PartitionLog.begin_flush`), a thread runs it, the loop takes the result back
 (`finish_flush`). Invariant: once a ticket has run without error, everything the log held when it was built is on
-stable storage, also its names in the directories, so a crash afterwards cannot lose it. A ticket holds its own
-references and copies, so the loop may append, roll, and delete while it runs.
+stable storage, also its names in the directories, so a crash afterwards cannot lose it. A ticket goes by names and
+copies, so the loop may append, roll, and delete while it runs.
 """
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
-from headrace.storage.files import File, FileSystem
+from headrace.storage.files import FileSystem
 
 if TYPE_CHECKING:
     from headrace.storage.segment import Segment
@@ -19,12 +20,15 @@ class FlushTicket:
 
     __slots__ = (
         "_directories",
-        "_files",
         "_fs",
+        "_logs",
+        "_others",
         "_texts",
         "dirty",
+        "garbage",
         "generation",
         "lost",
+        "missing",
         "sealed",
         "target_offset",
     )
@@ -34,9 +38,11 @@ class FlushTicket:
         fs: FileSystem,
         target_offset: int,
         generation: int,
-        files: list[File],
+        logs: list[str],
+        others: list[str],
         texts: list[tuple[str, bytes]],
         directories: list[str],
+        garbage: list[str],
         dirty: "list[Segment]",
         sealed: "list[Segment]",
     ) -> None:
@@ -45,9 +51,12 @@ class FlushTicket:
         """Everything below it is durable afterwards."""
         self.generation: Final = generation
         """Which life of the log this belongs to: a truncation begins a new one."""
-        self._files: Final = files
+        self._logs: Final = logs
+        self._others: Final = others
         self._texts: Final = texts
         self._directories: Final = directories
+        self.garbage: Final = garbage
+        """Files of deleted segments, to be removed on the way."""
         self.dirty: Final = dirty
         """Segments whose bytes it syncs."""
         self.sealed: Final = sealed
@@ -55,15 +64,32 @@ class FlushTicket:
         self.lost = False
         """A sync failed: the kernel may have dropped what it could not write, so the log cannot be trusted."""
 
+        self.missing: list[str] = []
+        """Segments whose file was gone. No harm if retention deleted them meanwhile."""
+
     def run(self) -> None:
-        """Write and sync. OSError says why not."""
+        """Write and sync. OSError says why not. Files are opened one at a time, however many there are."""
+        for path in self.garbage:  # first: it may be what makes room for the rest
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.remove(path)
         for path, data in self._texts:
             self._fs.write_atomic(path, data, durable=True)
         try:
-            for file in self._files:
-                file.sync()
+            for path in self._logs:
+                if not self._sync(path):
+                    self.missing.append(path)
+            for path in self._others:
+                self._sync(path)
             for directory in self._directories:
                 self._fs.sync_dir(directory)
         except OSError:
             self.lost = True
             raise
+
+    def _sync(self, path: str) -> bool:
+        """Sync a file if it is there."""
+        try:
+            self._fs.open(path).sync()
+        except FileNotFoundError:
+            return False
+        return True

@@ -174,18 +174,35 @@ class OffsetIndex(_Index):
 class TimeIndex(_Index):
     """From a timestamp to an offset at or before the first record with that timestamp or a later one."""
 
-    __slots__ = ()
+    __slots__ = ("_newest",)
 
     ENTRY_BYTES: ClassVar = 12
     _entry = struct.Struct(">qi")
 
+    def __init__(self, fs: FileSystem, path: str, base_offset: int, written: int | None = None) -> None:
+        super().__init__(fs, path, base_offset, written)
+        self._newest: int | None = None  # the last entry's timestamp, once it was asked for
+
     def append(self, timestamp: int, offset: int) -> bool:
         """Add an entry unless its timestamp adds nothing to the last one's."""
-        last = self.last()
-        if timestamp < 0 or (last is not None and timestamp <= last[0]):
+        newest = self._newest
+        if newest is None:
+            last = self.last()
+            newest = NO_TIMESTAMP if last is None else last[0]
+        if timestamp <= newest:
+            self._newest = newest
             return False
         self._append(timestamp, offset - self.base_offset)
+        self._newest = timestamp
         return True
+
+    def _keep(self, count: int) -> None:
+        self._newest = None
+        super()._keep(count)
+
+    def reset(self) -> None:
+        self._newest = None
+        super().reset()
 
     def last(self) -> tuple[int, int] | None:
         """Timestamp and offset of the last entry."""

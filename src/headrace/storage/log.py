@@ -12,6 +12,7 @@ one may succeed. When a sync fails, the kernel may have dropped pages it had acc
 """
 
 import contextlib
+import errno
 import os
 import zlib
 from bisect import bisect_right
@@ -23,7 +24,7 @@ from headrace.base.settings import TopicConfig
 from headrace.records.batch import assign
 from headrace.storage import reads, trims
 from headrace.storage.epochs import CHECKPOINT_NAME, EpochCache, EpochEntry
-from headrace.storage.files import File, FileSystem
+from headrace.storage.files import FileSystem
 from headrace.storage.flush import FlushTicket
 from headrace.storage.origin import Origin
 from headrace.storage.producer_state import ProducerState
@@ -68,6 +69,7 @@ class PartitionLog:
         "failed",
         "flushed_offset",
         "fs",
+        "garbage",
         "log_end_offset",
         "log_start_offset",
         "partition",
@@ -106,6 +108,8 @@ class PartitionLog:
         # Segments with bytes that no flush has taken yet, and sealed ones' other files likewise.
         self._dirty: list[Segment] = []
         self._unsynced: list[Segment] = []
+        self.garbage: list[str] = []
+        """Files of deleted segments that the next flush removes."""
         self._new_names = True
         self._generation = 0
         self._ticket: FlushTicket | None = None
@@ -342,40 +346,41 @@ class PartitionLog:
 
     @property
     def flush_wanted(self) -> bool:
-        """Sealed segments wait for a flush, so that a restart need not scan them. No client waits for it."""
-        return bool(self._unsynced) and self._ticket is None and not self.failed
+        """There is work for a thread that no client waits for.
+
+        Sealed segments are to be synced, so that a restart need not scan them, or files of deleted ones removed.
+        """
+        return bool(self._unsynced or self.garbage) and self._ticket is None and not self.failed
 
     def begin_flush(self) -> FlushTicket | None:
         """A ticket that makes all of the log durable, or None when it is. One at a time; KafkaError once failed."""
         assert self._ticket is None, f"two flushes of {self.name} at once"
         if self.failed:
             self._refuse_failed()
-        if self.flushed_offset == self.log_end_offset and not self._unsynced and not self.epochs.dirty:
+        durable = self.flushed_offset == self.log_end_offset and not self._unsynced
+        if durable and not self.epochs.dirty and not self.garbage:
             return None
-        try:
-            files: list[File] = [segment.file() for segment in self._dirty]
-            for segment in self._unsynced:
-                files += segment.index_files()
-                with contextlib.suppress(FileNotFoundError):
-                    files.append(self.fs.open(self.snapshot_path(self.end_of(segment))))
-        except OSError as error:
-            self._fail(error)
-            self._refuse_failed()
+        others = []
+        for segment in self._unsynced:
+            others += [segment.index.path, segment.time_index.path, self.snapshot_path(self.end_of(segment))]
         texts = [(self.epochs_path, self.epochs.encode())] if self.epochs.dirty else []
         directories = [self.directory, os.path.dirname(self.directory)] if self._new_names else []
         ticket = self._ticket = FlushTicket(
             self.fs,
             self.log_end_offset,
             self._generation,
-            files,
+            [segment.log_path for segment in self._dirty],
+            others,
             texts,
             directories,
+            self.garbage,
             self._dirty,
             self._unsynced,
         )
         self.epochs.dirty = False
         self._dirty = []
         self._unsynced = []
+        self.garbage = []
         self._new_names = False
         return ticket
 
@@ -383,6 +388,10 @@ class PartitionLog:
         """Take the outcome of a ticket that has run."""
         assert ticket is self._ticket, "not the flush under way"
         self._ticket = None
+        if error is None and ticket.missing:
+            vanished = {segment.log_path for segment in self.segments}.intersection(ticket.missing)
+            if vanished:
+                error, ticket.lost = FileNotFoundError(errno.ENOENT, "file is gone", min(vanished)), True
         if error is None:
             # After a truncation, bytes below the target may be newer than the sync: the next flush counts.
             if ticket.generation == self._generation:
@@ -400,6 +409,7 @@ class PartitionLog:
             self._dirty = [s for s in ticket.dirty if s in kept and s not in self._dirty] + self._dirty
             self._unsynced = [s for s in ticket.sealed if s in kept] + self._unsynced
             self._new_names = self.epochs.dirty = True
+            self.garbage = ticket.garbage + self.garbage
 
     def flush(self) -> None:
         """Make everything durable before returning; blocks, so for start-up, shutdown and tests."""
@@ -498,7 +508,7 @@ class PartitionLog:
                 file.sync()
         except OSError as error:
             self._refuse_write(error)
-        if self.epochs.dirty or self.flushed_offset < self.log_end_offset or self._unsynced:
+        if self.epochs.dirty or self.flushed_offset < self.log_end_offset or self._unsynced or self.garbage:
             self.flush()
         elif self._new_names and self.size_bytes:
             self.fs.sync_dir(self.directory)

@@ -16,13 +16,15 @@ from headrace.records.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchInfo, Bu
 from headrace.records.builder import iter_records
 from headrace.storage.markers import EndTransactionMarker, parse_marker
 from headrace.storage.producer_entry import BATCHES_REMEMBERED, CorruptSnapshot
+from headrace.storage.producer_state import ProducerState
 
 if TYPE_CHECKING:
     from headrace.storage.files import FileSystem
     from headrace.storage.log import PartitionLog
-    from headrace.storage.producer_state import ProducerState
 
 SNAPSHOT_SUFFIX: Final = ".snapshot"
+RECENT_ENTRIES: Final = 8  # index entries to go back from the end of the log: at least as many batches
+RECENT_BYTES_MAX: Final = 1 << 20  # and how far without an index
 
 logger = get_logger(__name__)
 
@@ -65,6 +67,29 @@ def rebuild_producers(log: "PartitionLog") -> None:
     replay_headers(log, load_snapshot(log, log.log_end_offset), log.log_end_offset)
 
 
+def remember_recent(log: "PartitionLog") -> None:
+    """Give producers back the batches that a snapshot leaves out, as far as the end of the log shows them.
+
+    A snapshot holds each producer's last batch only. A producer that had several on the way when the broker stopped
+    sends all of them again; without this, all but the last would be refused as out of order.
+    """
+    active = log.active
+    if not len(log.producer_state) or not active.size:
+        return
+    entries = len(active.index)
+    start = active.index.at(entries - RECENT_ENTRIES)[1] if entries > RECENT_ENTRIES else 0
+    if start == 0 and active.size > RECENT_BYTES_MAX:
+        return
+    recent = ProducerState(log.name)
+    for _, header in active.headers(start):
+        if not header.is_control:
+            recent.update(header, header.base_offset)
+    for found in recent:
+        known = log.producer_state.get(found.producer_id)
+        if known is not None and found.batches and known.last_offset == found.last_offset:
+            known.batches = found.batches
+
+
 def replay_headers(log: "PartitionLog", from_offset: int, to_offset: int) -> None:
     """Take the batches from `from_offset` up to `to_offset` into the table, by their headers."""
     if from_offset >= to_offset:
@@ -102,7 +127,7 @@ class Replay:
 
     __slots__ = ("_state", "_waiting")
 
-    def __init__(self, state: "ProducerState") -> None:
+    def __init__(self, state: ProducerState) -> None:
         self._state = state
         self._waiting: dict[int, deque[BatchInfo]] = {}
 

@@ -16,14 +16,27 @@ from headrace.base.settings import TopicConfig
 from headrace.storage.epochs import CorruptEpochs, EpochCache
 from headrace.storage.files import FileSystem
 from headrace.storage.log import PartitionLog
-from headrace.storage.producers import Replay, load_snapshot, rebuild_producers, replay_headers
+from headrace.storage.producers import (
+    Replay,
+    load_snapshot,
+    rebuild_producers,
+    remember_recent,
+    replay_headers,
+)
 from headrace.storage.scan import Scanned, scan_segment
-from headrace.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, SUFFIXES, TIME_INDEX_SUFFIX, Segment
+from headrace.storage.segment import (
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SUFFIXES,
+    TIME_INDEX_SUFFIX,
+    Segment,
+)
 
 CORRUPT_SUFFIX: Final = ".corrupt"
 SWAP_SUFFIX: Final = ".swap"
 OFFSET_MAX: Final = 2**63 - 1
-LEFTOVER_SUFFIXES: Final = (".deleted", ".cleaned", ".tmp")
+LEFTOVER_SUFFIXES: Final = (DELETED_SUFFIX, ".cleaned", ".tmp")
 
 logger = get_logger(__name__)
 
@@ -101,13 +114,13 @@ class _Opening:
             elif name.endswith(SWAP_SUFFIX):
                 self._remove(name, "index of a swapped segment, to be rebuilt")
         names = set(self.fs.listdir(self.directory))
-        bases = sorted([base for name in names if (base := _base_offset(name, LOG_SUFFIX)) is not None])
+        bases = {base for name in names if (base := _base_offset(name, LOG_SUFFIX)) is not None}
         for name in sorted(names):
             for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
                 if (base := _base_offset(name, suffix)) is not None and base not in bases:
                     self._remove(name, "index without a segment")
         self._names = names
-        return [self._segment(base) for base in bases]
+        return [self._segment(base) for base in sorted(bases)]
 
     def _segment(self, base_offset: int) -> Segment:
         size = self.fs.size(f"{self.directory}/{base_offset:020d}{LOG_SUFFIX}")
@@ -160,6 +173,7 @@ class _Opening:
         log.flushed_offset = log.log_end_offset
         self._load_epochs(len(log.segments))
         rebuild_producers(log)
+        remember_recent(log)
 
     def _lacks_index(self, segment: Segment) -> bool:
         """Whether an index file is missing that a sealed segment of this size has."""
@@ -235,7 +249,7 @@ class _Opening:
         """Make a segment what the scan found; put aside the ones behind it when it does not lead up to them."""
         log = self.log
         segment = log.segments[number]
-        following = log.segments[number + 1 :]
+        following = log.segments[number + 1 : number + 2]
         cut_bytes = segment.size - scanned.valid_bytes
         if cut_bytes:
             self._cut(segment, scanned, keep=bool(following))
@@ -243,13 +257,14 @@ class _Opening:
         if gap and self._may_have_gaps:
             gap = scanned.next_offset > following[0].base_offset
         if following and (cut_bytes or gap):
-            self._quarantine(following, scanned.next_offset)
+            self._quarantine(log.segments[number + 1 :], scanned.next_offset)
             following = []
             log.replace_segments(log.segments[: number + 1], truncated=False)
+            cut_bytes = 0  # counted anew
         segment.load_indexes(scanned.offset_entries, scanned.time_entries, scanned.newest)
         if following:
             segment.seal()
-        log.replace_segments(log.segments, truncated=False)
+        log.size_bytes -= cut_bytes
 
     def _cut(self, segment: Segment, scanned: Scanned, keep: bool) -> None:
         """Cut a segment after its last whole batch; `keep` a copy of what is cut if it may be more than a torn end."""
@@ -285,8 +300,9 @@ class _Opening:
     def _quarantine(self, segments: list[Segment], end_offset: int) -> None:
         """Keep segments that cannot be served, under another name, for an operator to look at."""
         for segment in segments:
+            segment.remove_indexes()
             if not segment.size:
-                segment.remove()
+                self.fs.remove(segment.log_path)
                 continue
             spare = self._spare_name(segment.log_path)
             logger.error(
@@ -302,7 +318,6 @@ class _Opening:
                 },
             )
             self.fs.rename(segment.log_path, spare)
-            segment.remove()
         self.fs.sync_dir(self.directory)
 
     def _spare_name(self, path: str) -> str:

@@ -26,6 +26,7 @@ from headrace.storage.indexes import PENDING_ENTRIES_MAX, OffsetIndex, TimeIndex
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
+DELETED_SUFFIX: Final = ".deleted"
 SUFFIXES: Final = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX)
 
 RELATIVE_OFFSET_MAX: Final = 2**31 - 1
@@ -365,12 +366,23 @@ class Segment:
         """Make the file exist while it is empty, so that its name remembers the offset."""
         self._fs.open(self.log_path, create=True)
 
-    def remove(self, keep_log: bool = False) -> None:
-        """Delete the files, or only the indexes. Readers that hold a range of them read on."""
-        prefix = self.log_path[: -len(LOG_SUFFIX)]
-        for suffix in SUFFIXES[1:] if keep_log else SUFFIXES:
+    def discard(self) -> list[str]:
+        """Take the files out of the log by renaming them; the new names, to be removed where waiting does no harm.
+
+        Removing a large file takes the kernel long. Readers that hold a range read on.
+        """
+        doomed = []
+        for path in (self.log_path, self.index.path, self.time_index.path):
             with contextlib.suppress(FileNotFoundError):
-                self._fs.remove(prefix + suffix)
+                self._fs.rename(path, path + DELETED_SUFFIX)
+                doomed.append(path + DELETED_SUFFIX)
+        return doomed
+
+    def remove_indexes(self) -> None:
+        """Delete the index files; what they held can be had from the log."""
+        for path in (self.index.path, self.time_index.path):
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.remove(path)
 
     def forget(self) -> None:
         """Give back descriptors and maps."""

@@ -6,7 +6,7 @@ leaves files that recovery sorts out. The log start offset may lie inside a segm
 """
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
@@ -15,6 +15,8 @@ from headrace.storage.segment import Segment
 
 if TYPE_CHECKING:
     from headrace.storage.log import PartitionLog
+
+DELETED_AT_ONCE_MAX: Final = 2000  # segments; the rest waits for the next round, so that the loop does not
 
 logger = get_logger(__name__)
 
@@ -85,6 +87,7 @@ def _count_below_start(log: "PartitionLog") -> int:
 
 
 def _delete_oldest(log: "PartitionLog", count: int, reason: str, now_ms: int = 0) -> int:
+    count = min(count, DELETED_AT_ONCE_MAX)
     if not count:
         return 0
     if count == len(log.segments):
@@ -104,7 +107,7 @@ def _delete_oldest(log: "PartitionLog", count: int, reason: str, now_ms: int = 0
         _advance_start(log, kept[0].base_offset)
     log.flushed_offset = max(log.flushed_offset, log.log_start_offset)
     for segment in gone:
-        segment.remove()
+        log.garbage += segment.discard()
         _remove_snapshot(log, segment.base_offset)
     logger.info(
         "segments deleted",
@@ -149,7 +152,7 @@ def truncate_to(log: "PartitionLog", offset: int) -> int:
         return log.log_start_offset
     kept, gone = log.segments[: number + 1], log.segments[number + 1 :]
     for segment in reversed(gone):  # the last first, so that a crash on the way leaves one run
-        segment.remove()
+        log.garbage += segment.discard()
     log.fs.sync_dir(log.directory)
     end_offset = kept[-1].truncate_to(offset)
     _finish_truncation(log, kept, end_offset)
@@ -172,7 +175,10 @@ def truncate_fully(log: "PartitionLog", new_start: int) -> None:
     segment.cut(0)
     log.fs.sync_dir(log.directory)
     for old in reversed(log.segments):
-        old.remove(keep_log=old.base_offset == new_start)
+        if old.base_offset == new_start:
+            old.remove_indexes()
+        else:
+            log.garbage += old.discard()
     log.fs.sync_dir(log.directory)
     log.log_start_offset = new_start
     log.flushed_offset = new_start
