@@ -45,7 +45,7 @@ def test_a_produce_reply_is_written_as_the_schema_says(version):
     topic = produce.ProduceTopic("orders", ID, [])
     results = [
         produce.ProduceResult(0, 0, 41, -1, 3),
-        produce.ProduceResult(2, 6, leader=(4, 9), message="not here"),
+        produce.ProduceResult(2, 6, leader=(4, 9), message="not here", record_errors=[(3, "no key")]),
     ]
     written = produce.encode_produce_reply(version, [(topic, results)], 12, {4: ("h", 9092, None)})
     assert written == encode_response(
@@ -63,6 +63,7 @@ def test_a_produce_reply_is_written_as_the_schema_says(version):
                             "error_code": 6,
                             "base_offset": -1,
                             "error_message": "not here",
+                            "record_errors": [{"batch_index": 3, "batch_index_error_message": "no key"}],
                             "current_leader": {"leader_id": 4, "leader_epoch": 9},
                         },
                     ],

@@ -25,7 +25,7 @@ from headrace.consensus.metadata_log import MetadataLog
 from headrace.security.authorizer import AllowAll
 from headrace.security.quotas import NoQuotas
 from headrace.server.broker import Broker
-from headrace.server.handlers import cluster, configs, connection, offsets, topics
+from headrace.server.handlers import cluster, configs, connection, groups, offsets, topics
 from headrace.server.handlers.fetch import handle_fetch
 from headrace.server.handlers.produce import handle_produce
 from headrace.server.listener import Limits, Listener
@@ -46,6 +46,7 @@ HANDLERS: dict[Api, Handler] = {
     **topics.HANDLERS,
     **configs.HANDLERS,
     **offsets.HANDLERS,
+    **groups.HANDLERS,
 }
 WILDCARDS = ("", "0.0.0.0", "::")
 DIRECT: dict[Api, DirectHandler] = {Api.PRODUCE: handle_produce, Api.FETCH: handle_fetch}

@@ -108,6 +108,7 @@ SUPPORTED: dict[Api, tuple[int, int]] = {
     Api.FETCH: (4, 18),
     Api.LIST_OFFSETS: (1, 11),
     Api.METADATA: (0, 13),
+    Api.OFFSET_FETCH: (1, 10),
     Api.FIND_COORDINATOR: (0, 6),
     Api.API_VERSIONS: (0, 4),
     Api.CREATE_TOPICS: (2, 7),

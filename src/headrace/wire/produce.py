@@ -4,6 +4,7 @@ Both are on the path of every message, where the schema-driven codec would cost 
 3 to 13; 9 and up are flexible, 13 names topics by id.
 """
 
+from collections.abc import Sequence
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
@@ -63,6 +64,7 @@ class ProduceResult(NamedTuple):
     log_start_offset: int = -1
     message: str | None = None
     leader: tuple[int, int] | None = None
+    record_errors: Sequence[tuple[int, str]] = ()  # the records that a whole batch was refused for, and why
 
 
 def decode_produce(version: int, buf: Buffer, pos: int) -> ProduceRequest:
@@ -142,13 +144,18 @@ def encode_produce_reply(
             _write_text(out, topic.name, flexible)
         _write_count(out, len(results), flexible)
         for result in results:
-            partition, error, base_offset, append_time_ms, log_start_offset, message, leader = result
+            partition, error, base_offset, append_time_ms, log_start_offset, message, leader, bad = result
             if version >= 5:
                 out += _RESULT_V5.pack(partition, error, base_offset, append_time_ms, log_start_offset)
             else:
                 out += _RESULT_V3.pack(partition, error, base_offset, append_time_ms)
             if version >= 8:
-                _write_count(out, 0, flexible)  # record errors: a batch is refused as a whole
+                _write_count(out, len(bad), flexible)
+                for number, reason in bad:
+                    out += _INT32.pack(number)
+                    _write_text(out, reason, flexible)
+                    if flexible:
+                        out.append(0)
                 _write_text(out, message, flexible)
             if flexible:
                 if leader is not None and version >= 10:

@@ -13,6 +13,7 @@ from headrace.replication.partition import Partition
 from headrace.security.authorizer import Operation, ResourceType
 from headrace.server.broker import Broker
 from headrace.server.session import Exchange
+from headrace.storage.validator import RecordsRefused
 from headrace.wire.produce import (
     TOPIC_IDS_FROM,
     VERSION_MIN,
@@ -96,7 +97,8 @@ class _Pending:
         return results
 
     def refuse(self, results: list[ProduceResult], index: int, error: KafkaError) -> None:
-        results.append(ProduceResult(index, error.code, message=error.message))
+        bad = error.record_errors if isinstance(error, RecordsRefused) else ()
+        results.append(ProduceResult(index, error.code, message=error.message, record_errors=bad))
 
     def append(self, results: list[ProduceResult], topic: str, data: ProducePartition) -> None:
         try:
