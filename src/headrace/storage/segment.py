@@ -145,6 +145,9 @@ class Segment:
         self.index.write()
         self.time_index.write()
         self._pending_entries = 0
+        if not self.index.written and self.time_index.written:
+            # Kafka's tools read a time index only beside an offset index, be it an empty one.
+            self._fs.open(self.index.path, create=True)
 
     def seal(self) -> None:
         """No more appends: complete the time index, as Kafka does at a roll. May be called again if it fails."""
