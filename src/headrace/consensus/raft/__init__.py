@@ -1,0 +1,1 @@
+"""Raft for the metadata log: a pure core, the storage it needs, and the driver that joins the two."""
