@@ -25,7 +25,11 @@ def test_a_line_of_json_holds_the_event_its_fields_and_the_request():
     correlation.reset(token)
     line = json.loads(stream.getvalue())
     assert (line["event"], line["topic"], line["offset"]) == ("segment rolled", "t", 5)
-    assert (line["level"], line["logger"], line["request"]) == ("INFO", "headrace.storage.log", "7/console/42")
+    assert (line["level"], line["logger"], line["request"]) == (
+        "INFO",
+        "headrace.storage.log",
+        "7/console/42",
+    )
 
 
 def test_a_line_of_text_ends_with_its_fields():
