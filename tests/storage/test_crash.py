@@ -23,6 +23,9 @@ from headrace.storage.producer_state import ProducerState
 from headrace.storage.recovery import open_log
 from tests.storage.workbench import DIRECTORY, NOW_MS, check_indexes, headers_of, make_batch, read_all
 
+# A failing history takes long to shrink, and is worth it.
+pytestmark = pytest.mark.timeout(600)
+
 CONFIG = TopicConfig(
     segment_bytes=3000,
     index_interval_bytes=300,
@@ -286,7 +289,7 @@ def small_windows() -> Iterator[None]:
 
 
 @settings(max_examples=300)
-@given(st.lists(steps(), max_size=60), st.integers(0, 2**32))
+@given(st.lists(steps(), min_size=15, max_size=60), st.integers(0, 2**32))
 def test_every_synced_batch_survives_any_crash_between_steps(history: list[Step], seed: int) -> None:
     machine = Machine(seed)
     for step in history:
@@ -298,7 +301,9 @@ def test_every_synced_batch_survives_any_crash_between_steps(history: list[Step]
 
 @settings(max_examples=300)
 @given(
-    st.lists(st.tuples(st.lists(steps(), max_size=25), st.integers(0, 60)), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(st.lists(steps(), min_size=10, max_size=30), st.integers(0, 120)), min_size=1, max_size=4
+    ),
     st.integers(0, 2**32),
 )
 def test_every_synced_batch_survives_a_power_cut_in_the_middle_of_a_step(
@@ -316,7 +321,12 @@ def test_every_synced_batch_survives_a_power_cut_in_the_middle_of_a_step(
 
 
 @settings(max_examples=200)
-@given(st.lists(steps(), max_size=40), st.integers(0, 2**32), st.integers(0, 10**6), st.integers(0, 7))
+@given(
+    st.lists(steps(), min_size=5, max_size=40),
+    st.integers(0, 2**32),
+    st.integers(0, 10**6),
+    st.integers(0, 7),
+)
 def test_a_flipped_bit_in_a_scanned_segment_is_never_served(
     history: list[Step], seed: int, place: int, bit: int
 ) -> None:

@@ -11,7 +11,6 @@ one may succeed. When a sync fails, the kernel may have dropped pages it had acc
 `flushed_offset` is in doubt: the log is `failed`, refuses writes until it is recovered by a restart, and serves reads.
 """
 
-import contextlib
 import errno
 import os
 import zlib
@@ -471,12 +470,10 @@ class PartitionLog:
         if truncated:
             self._generation += 1
 
-    def settle_snapshot(self, segment: Segment) -> None:
-        """Make the producer snapshot of a sealed segment's end durable, before the batches below it are deleted."""
-        if segment in self._unsynced or (self._ticket is not None and segment in self._ticket.sealed):
-            with contextlib.suppress(FileNotFoundError):
-                self.fs.open(self.snapshot_path(self.end_of(segment))).sync()
-                self.fs.sync_dir(self.directory)
+    def is_settled(self, segment: Segment) -> bool:
+        """Whether a sealed segment, its indexes and the snapshot at its end are known to be durable."""
+        pending = self._ticket.dirty + self._ticket.sealed if self._ticket else []
+        return segment not in self._unsynced and segment not in self._dirty and segment not in pending
 
     def mark_unsynced(self, first: int) -> None:
         """Recovery read the segments from number `first` on: they are whole, but nobody knows if they are synced."""

@@ -28,6 +28,7 @@ from headrace.storage.segment import (
     DELETED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
+    NO_TIMESTAMP,
     SUFFIXES,
     TIME_INDEX_SUFFIX,
     Segment,
@@ -216,9 +217,14 @@ class _Opening:
                     return False
                 if position - (last[1] if last else 0) > self.config.index_interval_bytes:
                     return False
-                if newest is None or header.max_timestamp > newest[0]:
-                    return newest is None and header.max_timestamp < 0
+                if header.max_timestamp > (newest[0] if newest else NO_TIMESTAMP):
+                    return False
                 next_offset, end = header.next_offset, position + header.size
+            if newest is not None:
+                located = segment.locate(newest[1])
+                holder = segment.header_at(located[0]) if located else None
+                if holder is None or (holder.max_timestamp, holder.last_offset) != newest:
+                    return False
         except KafkaError:
             return False
         return end == segment.size and (next_offset == end_offset or self._may_have_gaps)
@@ -353,16 +359,13 @@ class _Opening:
         """
         log = self.log
         known = log.epochs.entries
-        if (
-            log.log_start_offset == log.log_end_offset
-            or not known
-            or known[0].start_offset <= log.log_start_offset
-        ):
+        first_known = known[0].start_offset if known else log.log_end_offset
+        if first_known <= log.log_start_offset or log.log_start_offset == log.log_end_offset:
             return
         log.epochs.clear()
         for segment in log.segments:
             for _, header in segment.headers():
-                if header.base_offset >= known[0].start_offset:
+                if header.base_offset >= first_known or header.partition_leader_epoch < 0:
                     break
                 if header.partition_leader_epoch > log.epochs.latest_epoch:
                     log.epochs.assign(header.partition_leader_epoch, header.base_offset)

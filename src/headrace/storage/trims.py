@@ -97,8 +97,12 @@ def _delete_oldest(log: "PartitionLog", count: int, reason: str, now_ms: int = 0
             count -= 1
     if not count:
         return 0
-    log.settle_snapshot(log.segments[count - 1])
-    if not log.segments[count].size:
+    settled = all(log.is_settled(segment) for segment in log.segments[:count])
+    if not settled:
+        # What the producers did below must not get lost with the batches that tell it.
+        with contextlib.suppress(FileNotFoundError):
+            log.fs.open(log.snapshot_path(log.segments[count].base_offset)).sync()
+    if not settled or not log.segments[count].size:
         log.segments[count].create()
         log.fs.sync_dir(log.directory)
     gone, kept = log.segments[:count], log.segments[count:]
@@ -109,6 +113,9 @@ def _delete_oldest(log: "PartitionLog", count: int, reason: str, now_ms: int = 0
     for segment in gone:
         log.garbage += segment.discard()
         _remove_snapshot(log, segment.base_offset)
+    if not settled:
+        # Back after a crash, they would lie below the recovery point, and be served without having been scanned.
+        log.fs.sync_dir(log.directory)
     logger.info(
         "segments deleted",
         extra={
