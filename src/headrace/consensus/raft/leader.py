@@ -92,7 +92,9 @@ class Leadership:
                 self.progress[voter] = Progress(self._settings, self._log.end, self._now)
 
     def follow(self, node: int) -> None:
-        """A node that does not vote asks to be sent the log."""
+        """A node asks to be sent the log."""
+        if node == self.id:
+            return  # it asked before it was elected
         progress = self.progress.get(node)
         if progress is None:
             if len(self.progress) >= self._settings.replicas_max:

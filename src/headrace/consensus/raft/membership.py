@@ -50,6 +50,14 @@ class Membership:
                 return voters
         return self._voters[0]
 
+    def may_vote(self, node: int, commit: int) -> bool:
+        """Whether a node is a voter by what is committed, or by anything that may yet be."""
+        return any(
+            node in voters
+            for number, voters in enumerate(self._voters)
+            if number + 1 == len(self._ends) or self._ends[number + 1] > commit
+        )
+
     def forget_before(self, end: int) -> None:
         """Nothing below `end` will be asked for again, nor cut."""
         while len(self._ends) > 1 and self._ends[1] <= end:

@@ -146,7 +146,9 @@ class TransferNow(Message, frozen=True, tag=9):
 
 
 class Follow(Message, frozen=True, tag=10):
-    """A node that does not vote asks whoever leads to be sent the log."""
+    """A node that no leader sends to asks whoever leads to be sent the log; who does not lead passes it on, once."""
+
+    forwarded: bool = False
 
 
 AnyMessage: TypeAlias = (

@@ -43,8 +43,10 @@ to match.
 *Membership.* One voter is added or removed at a time, in force as soon as it is in the log. A leader may begin a
 change only when the last one is committed, and an entry of its own term is: majorities of neighbouring memberships
 overlap, those of two concurrent changes need not. A leader that removed itself leads, without counting itself, until
-that is committed, then hands over. Nodes vote for whoever asks, member or not: a new voter may be asked before it knows
-that it is one. Observers announce themselves to the voters and are then sent the log like a follower.
+that is committed, then hands over; and as long as that is not committed it may be the only one who can be elected.
+Nodes vote for whoever asks, member or not: a new voter may be asked before it knows that it is one. A node that no
+leader sends to, be it an observer or a voter that missed its own removal, asks the voters it knows to be sent the log,
+and who of them does not lead passes that on.
 
 *Failure.* An expected refusal raises `Refused`, which carries a Kafka error code and the leader to ask instead. What
 cannot happen asserts: the node is then not to be trusted and must be stopped.
@@ -208,12 +210,16 @@ class RaftNode:
             if not self.leadership.tick(self.ticks):
                 self._become_follower(self.term, None)
         elif self._elapsed >= self._timeout:
-            if self.is_voter:
+            if self.membership.may_vote(self.id, self.log.commit):
                 self._campaign(pre=True)
             else:
                 self.leader = None
                 self._wait_anew()
-                self._effects.early += [Follow(voter, self.id, self.term) for voter in self.voters]
+                self._ask_to_follow()
+
+    def _ask_to_follow(self) -> None:
+        others = [voter for voter in self.voters if voter != self.id]
+        self._effects.early += [Follow(voter, self.id, self.term) for voter in others]
 
     @property
     def _hears_leader(self) -> bool:
@@ -246,6 +252,8 @@ class RaftNode:
         self._wait_anew()
         self._votes = {}
         if pre:
+            if self.role is Role.PRE_CANDIDATE:
+                self._ask_to_follow()  # in vain before: it may be a voter no more, and not know it
             self.role = Role.PRE_CANDIDATE
             self._votes[self.id] = True
         else:
@@ -488,3 +496,5 @@ class RaftNode:
     def _on_follow(self, message: Follow) -> None:
         if self.leadership is not None:
             self.leadership.follow(message.sender)
+        elif not message.forwarded and self.leader is not None and self._hears_leader:
+            self._effects.early.append(Follow(self.leader, message.sender, self.term, forwarded=True))
