@@ -13,6 +13,7 @@ from typing import Final
 from headrace.base.errors import KafkaError
 from headrace.base.log import get_logger
 from headrace.base.settings import TopicConfig
+from headrace.records.batch import BatchHeader
 from headrace.storage.epochs import CorruptEpochs, EpochCache
 from headrace.storage.files import FileSystem
 from headrace.storage.log import PartitionLog
@@ -208,24 +209,27 @@ class _Opening:
 
     def _looks_whole(self, segment: Segment, end_offset: int) -> bool:
         """Whether a synced segment and its indexes agree, as far as the batches behind the last entry show."""
-        last = segment.index.last()
-        position, next_offset, newest = 0, segment.base_offset, segment.time_index.last()
-        end = 0
+        last, newest = segment.index.last(), segment.time_index.last()
+        start = last[1] if last else 0
+        next_offset, end = segment.base_offset, 0
+        holder: BatchHeader | None = None  # of the largest timestamp
         try:
-            for position, header in segment.headers(last[1] if last else 0):
-                if last is not None and position == last[1] and header.last_offset != last[0]:
+            for position, header in segment.headers(start):
+                if last is not None and position == start and header.last_offset != last[0]:
                     return False
-                if position - (last[1] if last else 0) > self.config.index_interval_bytes:
+                if position - start > self.config.index_interval_bytes:
                     return False
                 if header.max_timestamp > (newest[0] if newest else NO_TIMESTAMP):
                     return False
+                if newest is not None and header.last_offset == newest[1]:
+                    holder = header
                 next_offset, end = header.next_offset, position + header.size
-            if newest is not None:
+            if newest is not None and holder is None:
                 located = segment.locate(newest[1])
                 holder = segment.header_at(located[0]) if located else None
-                if holder is None or (holder.max_timestamp, holder.last_offset) != newest:
-                    return False
         except KafkaError:
+            return False
+        if newest is not None and (holder is None or (holder.max_timestamp, holder.last_offset) != newest):
             return False
         return end == segment.size and (next_offset == end_offset or self._may_have_gaps)
 
