@@ -57,7 +57,26 @@ def test_only_what_the_image_places_here_is_held(table):
     table.apply(EMPTY, apply(EMPTY, topic("t", 1, HERE, ELSEWHERE)))
     assert table.get("t", 0).topic == "t"
     assert code(table, "t", 1) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert not table.open_some(10)
     assert len(list(table)) == 1
+
+
+def test_partitions_are_opened_a_few_at_a_time_or_when_asked_for(table):
+    table.apply(EMPTY, apply(EMPTY, topic("t", 1, *[HERE] * 5)))
+    assert list(table) == []
+    assert table.open_some(2)
+    assert [p.index for p in table] == [0, 1]
+    assert table.get("t", 4).index == 4
+    assert not table.open_some(10)
+    assert sorted(p.index for p in table) == [0, 1, 2, 3, 4]
+
+
+def test_a_topic_that_goes_before_it_was_opened_is_never_opened(table):
+    image = apply(EMPTY, topic("t", 1, HERE))
+    table.apply(EMPTY, image)
+    table.apply(image, apply(image, [RemoveTopicRecord((1).to_bytes(16, "big"))]))
+    assert not table.open_some(10)
+    assert list(table) == []
 
 
 def test_a_topic_made_anew_under_its_name_gets_new_logs(table, disk):

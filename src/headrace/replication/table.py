@@ -3,8 +3,12 @@
 Owns the map from topic and index to `Partition`. Invariant: it holds exactly the partitions that the image assigns to
 this broker and whose logs could be opened; those that could not are remembered with their error, so that a client is
 told why. Called by the broker on every new image and by every handler that touches a partition.
+
+A partition is opened when it is first asked for, or by `open_some` soon after the image that brought it: making a
+thousand directories in one go would hold up every client for as long.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -26,7 +30,10 @@ class PartitionTable:
         self._node_id = node_id
         self._open_log = open_log
         self._delete_log = delete_log
-        self._topics: dict[str, dict[int, Partition | KafkaError]] = {}
+        self._topics: dict[
+            str, dict[int, Partition | KafkaError | TopicImage]
+        ] = {}  # a topic: not opened yet
+        self._unopened: deque[tuple[str, int]] = deque()
         self._failed: set[tuple[str, int]] = set()
 
     def __iter__(self) -> Iterator[Partition]:
@@ -43,6 +50,8 @@ class PartitionTable:
             raise KafkaError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "this broker does not host the partition"
             ) from None
+        if isinstance(partition, TopicImage):
+            partition = self._topics[topic][index] = self._open(partition, index)
         if isinstance(partition, KafkaError):
             raise partition
         return partition
@@ -52,8 +61,18 @@ class PartitionTable:
         partition = self._topics.get(topic, {}).get(index)
         return partition if isinstance(partition, Partition) else None
 
+    def open_some(self, count: int) -> bool:
+        """Open up to `count` partitions that nobody asked for yet; whether more are left."""
+        while self._unopened and count > 0:
+            name, index = self._unopened.popleft()
+            topic = self._topics.get(name, {}).get(index)
+            if isinstance(topic, TopicImage):
+                self._topics[name][index] = self._open(topic, index)
+                count -= 1
+        return bool(self._unopened)
+
     def apply(self, old: ClusterImage, new: ClusterImage) -> None:
-        """Open what the new image assigns here, drop what it no longer does."""
+        """Take up what the new image assigns here, drop what it no longer does."""
         for name in old.topics.keys() - new.topics.keys():
             self._drop(name)
         for name, topic in new.topics.items():
@@ -67,8 +86,7 @@ class PartitionTable:
     def retry(self, image: ClusterImage) -> None:
         """Try again to open what could not be opened: a disk that was full may have room by now."""
         for name, index in list(self._failed):
-            topic = image.topics[name]
-            self._topics[name][index] = self._open(topic, index, topic.partitions[index].leader_epoch)
+            self._topics[name][index] = self._open(image.topics[name], index)
 
     def _take(self, topic: TopicImage) -> None:
         held = self._topics.setdefault(topic.name, {})
@@ -78,10 +96,11 @@ class PartitionTable:
             present = held.get(index)
             if isinstance(present, Partition):
                 present.leader_epoch = registration.leader_epoch
-                continue
-            held[index] = self._open(topic, index, registration.leader_epoch)
+            elif not isinstance(present, KafkaError):
+                held[index] = topic
+                self._unopened.append((topic.name, index))
 
-    def _open(self, topic: TopicImage, index: int, leader_epoch: int) -> Partition | KafkaError:
+    def _open(self, topic: TopicImage, index: int) -> Partition | KafkaError:
         try:
             log = self._open_log(topic.name, index, topic.id)
         except (OSError, KafkaError) as error:
@@ -95,7 +114,7 @@ class PartitionTable:
                 ErrorCode.KAFKA_STORAGE_ERROR, f"the log of this partition cannot be opened: {error}"
             )
         self._failed.discard((topic.name, index))
-        return Partition(topic.name, topic.id, index, leader_epoch, log)
+        return Partition(topic.name, topic.id, index, topic.partitions[index].leader_epoch, log)
 
     def _drop(self, name: str) -> None:
         for index, partition in self._topics.pop(name, {}).items():

@@ -28,6 +28,7 @@ from headrace.storage.log import PartitionLog
 from headrace.storage.manager import LogManager, Wanted
 
 TICK_MS = 500
+PARTITIONS_OPENED_A_TURN = 20
 
 logger = get_logger(__name__)
 
@@ -58,6 +59,7 @@ class Broker:
             config.max_incremental_fetch_session_cache_slots, lambda: random.randrange(1, 2**31)
         )
         self.producer_ids = ProducerIds(metadata)
+        self._opening = False
         self.on_config: Callable[[BrokerConfig], None] = lambda config: None
         """Called when settings changed while running, for parts that handlers do not see."""
         self._ticker: Timer | None = None
@@ -77,6 +79,7 @@ class Broker:
             if self.node_id in partition.replicas
         )
         self._partitions.apply(EMPTY, image)
+        self._open_partitions()
         self.logs.put_aside_strays()
         self.logs.limit_offset = self._retention_limit
         self.metadata.on_change = self._on_change
@@ -162,6 +165,7 @@ class Broker:
             self._reconfigure(new)
         if old.topics is not new.topics:
             self._partitions.apply(old, new)
+            self._open_partitions()
 
     def _reconfigure(self, image: ClusterImage) -> None:
         """Take up settings that changed while running, for the broker and for each topic."""
@@ -177,6 +181,16 @@ class Broker:
             config = self.topic_config(partition.topic, image)
             if partition.log.config is not config:
                 partition.log.reconfigure(config)
+
+    def _open_partitions(self) -> None:
+        """Open what the image brought, a slice a turn of the loop."""
+        if self._partitions.open_some(PARTITIONS_OPENED_A_TURN) and not self._opening:
+            self._opening = True
+            self._loop.call_soon(self._open_more)
+
+    def _open_more(self) -> None:
+        self._opening = False
+        self._open_partitions()
 
     def _open_log(self, topic: str, index: int, topic_id: bytes) -> PartitionLog:
         return self.logs.create(topic, index, topic_id, self.topic_config(topic))
