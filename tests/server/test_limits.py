@@ -1,5 +1,7 @@
 """The limits of connections and requests, each by its named setting."""
 
+from pathlib import Path
+
 import pytest
 
 from headrace.testing import Broker
@@ -85,3 +87,12 @@ def test_the_limit_of_connections_is_changed_while_the_broker_runs():
         assert [r.error_code for r in reply.responses] == [0]
         with RawClient(broker.host, broker.port) as second:
             assert second.closed()
+
+
+def test_the_broker_takes_all_the_file_handles_it_may_have():
+    with Broker() as broker:
+        limits = Path(f"/proc/{broker.pid}/limits").read_text()
+        (soft, hard) = next(
+            line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files")
+        )
+        assert soft == hard

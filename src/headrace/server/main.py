@@ -7,9 +7,11 @@ flushed, logs are closed clean. A second signal does not hurry it: a clean stop 
 """
 
 import asyncio
+import contextlib
 import errno
 import gc
 import os
+import resource
 import signal
 import socket
 import sys
@@ -70,6 +72,7 @@ class ServeOptions:
 def serve(options: ServeOptions) -> int:
     """Run a broker until it is told to stop; the exit status."""
     configure(options.log_level, as_json=options.log_json)
+    _raise_file_limit()
     try:
         loop = _new_loop()
         try:
@@ -79,6 +82,14 @@ def serve(options: ServeOptions) -> int:
     except CannotServe as error:
         print(f"headrace: {error}", file=sys.stderr)
         return 1
+
+
+def _raise_file_limit() -> None:
+    """Use all the file handles the system grants: the usual soft limit of 1024 would be few for a busy broker."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class CannotServe(Exception):
