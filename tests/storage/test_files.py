@@ -2,8 +2,10 @@
 
 import errno
 import os
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,6 +100,26 @@ def test_a_renamed_directory_takes_its_files_along(fs: FileSystem) -> None:
     fs.open("t-0/a.log", create=True).pwrite(b"2", 0)
     assert fs.open("t-0/a.log").pread(10, 0) == b"2"
     assert fs.open("t-0.deleted/a.log").pread(10, 0) == b"first"
+
+
+class _Unwalked(OrderedDict[str, Any]):
+    """A cache that nobody may go through from end to end."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("all open files were looked at")
+
+
+def test_renaming_a_directory_looks_at_its_own_files_only(tmp_path: Path) -> None:
+    fs = DiskFileSystem(str(tmp_path))
+    for directory in ("t-0", "t-1"):
+        fs.makedirs(directory)
+        fs.open(f"{directory}/a.index", create=True).pwrite(b"12345678", 0)
+        fs.map(f"{directory}/a.index", 8)
+    fs._open, fs._maps = _Unwalked(fs._open), _Unwalked(fs._maps)
+    fs.rename("t-0", "t-0.deleted")
+    assert (fs.open_count(), fs.map_count()) == (1, 1)
+    fs.rmtree("t-1")
+    assert (fs.open_count(), fs.map_count()) == (0, 0)
 
 
 def test_small_files_are_replaced_as_one_step(fs: FileSystem) -> None:

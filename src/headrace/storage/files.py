@@ -183,6 +183,8 @@ class DiskFileSystem:
         self.max_maps = max_maps
         self._open: OrderedDict[str, DiskFile] = OrderedDict()
         self._maps: OrderedDict[str, mmap.mmap] = OrderedDict()
+        # Directory -> paths in it that are in a cache: renaming one directory must not look at all others' files.
+        self._cached: dict[str, set[str]] = {}
         self._lock = threading.Lock()
         os.makedirs(self.root, exist_ok=True)
 
@@ -212,12 +214,26 @@ class DiskFileSystem:
                 self._evict(len(self._open) // 2)
                 fd = os.open(self._real(path), flags, 0o644)
             file = self._open[path] = DiskFile(path, fd)
+            self._enlist(path)
             self._evict(self.max_open)
             return file
 
     def _evict(self, keep: int) -> None:
         while len(self._open) > keep:
-            self._open.popitem(last=False)
+            self._unlist(self._open.popitem(last=False)[0])
+
+    def _enlist(self, path: str) -> None:
+        self._cached.setdefault(os.path.dirname(path), set()).add(path)
+
+    def _unlist(self, path: str) -> None:
+        """A path left a cache: forget it unless the other one has it."""
+        if path in self._open or path in self._maps:
+            return
+        directory = os.path.dirname(path)
+        if (names := self._cached.get(directory)) is not None:
+            names.discard(path)
+            if not names:
+                del self._cached[directory]
 
     def map(self, path: str, length: int) -> Buffer:
         try:
@@ -234,19 +250,21 @@ class DiskFileSystem:
         with self._lock:
             view = self._maps[path] = mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ)
             self._maps.move_to_end(path)
+            self._enlist(path)
             while len(self._maps) > self.max_maps:
-                self._maps.popitem(last=False)
+                self._unlist(self._maps.popitem(last=False)[0])
         return view
 
     def forget(self, path: str) -> None:
         with self._lock:
             self._open.pop(path, None)
             self._maps.pop(path, None)
+            self._unlist(path)
 
-    def _forget_below(self, directory: str) -> None:
-        prefix = directory + "/"
-        for name in [name for name in (*self._open, *self._maps) if name.startswith(prefix)]:
-            self.forget(name)
+    def _forget_in(self, directory: str) -> None:
+        """Forget the files of a directory, which has no directories in it: partitions lie side by side."""
+        for path in list(self._cached.get(directory, ())):
+            self.forget(path)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(self._real(path))
@@ -275,10 +293,10 @@ class DiskFileSystem:
         self.forget(target)
         os.replace(self._real(source), self._real(target))
         if os.path.isdir(self._real(target)):
-            self._forget_below(source)
+            self._forget_in(source)
 
     def rmtree(self, path: str) -> None:
-        self._forget_below(path)
+        self._forget_in(path)
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._real(path))
 
@@ -325,3 +343,4 @@ class DiskFileSystem:
         with self._lock:
             self._maps.clear()
             self._open.clear()
+            self._cached.clear()
