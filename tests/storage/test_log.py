@@ -269,6 +269,40 @@ def test_the_recovery_point_is_the_base_of_the_first_segment_not_wholly_durable(
     assert log.recovery_point == 1
 
 
+def test_a_flush_of_many_segments_keeps_few_files_open(tmp_path: Path) -> None:
+    log = make_log(DiskFileSystem(str(tmp_path), max_open=16), segment_bytes=100)
+    for _ in range(100):
+        append(log, make_batch())
+    before = len(os.listdir("/proc/self/fd"))
+    ticket = log.begin_flush()
+    assert ticket is not None
+    assert len(os.listdir("/proc/self/fd")) <= before
+    ticket.run()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    log.finish_flush(ticket)
+    assert log.recovery_point == log.active.base_offset == 99
+
+
+def test_a_flush_passes_over_segments_that_retention_deleted_meanwhile() -> None:
+    log = make_log(segment_bytes=300, retention_bytes=0)
+    append_many(log, 30)
+    ticket = log.begin_flush()
+    assert ticket is not None
+    log.apply_retention(NOW_MS, log.log_end_offset)
+    ticket.run()
+    log.finish_flush(ticket)
+    assert not log.failed and log.flushed_offset == log.log_end_offset
+
+
+def test_a_segment_that_vanished_is_no_successful_flush() -> None:
+    log = make_log()
+    append(log, make_batch())
+    log.fs.remove(log.active.log_path)
+    with pytest.raises(KafkaError):
+        log.flush()
+    assert log.failed and log.flushed_offset == 0
+
+
 # -- a disk that refuses -------------------------------------------------------------------------------------
 
 

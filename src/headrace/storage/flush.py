@@ -25,10 +25,10 @@ class FlushTicket:
         "_others",
         "_texts",
         "dirty",
+        "excused",
         "garbage",
         "generation",
         "lost",
-        "missing",
         "sealed",
         "target_offset",
     )
@@ -64,8 +64,8 @@ class FlushTicket:
         self.lost = False
         """A sync failed: the kernel may have dropped what it could not write, so the log cannot be trusted."""
 
-        self.missing: list[str] = []
-        """Segments whose file was gone. No harm if retention deleted them meanwhile."""
+        self.excused: set[str] = set()
+        """Segments deleted since: the loop adds them before it takes their files away."""
 
     def run(self) -> None:
         """Write and sync. OSError says why not. Files are opened one at a time, however many there are."""
@@ -76,20 +76,16 @@ class FlushTicket:
             self._fs.write_atomic(path, data, durable=True)
         try:
             for path in self._logs:
-                if not self._sync(path):
-                    self.missing.append(path)
-            for path in self._others:
-                self._sync(path)
+                try:
+                    self._fs.open(path).sync()
+                except FileNotFoundError:
+                    if path not in self.excused:
+                        raise
+            for path in self._others:  # an index without entries has no file
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.open(path).sync()
             for directory in self._directories:
                 self._fs.sync_dir(directory)
         except OSError:
             self.lost = True
             raise
-
-    def _sync(self, path: str) -> bool:
-        """Sync a file if it is there."""
-        try:
-            self._fs.open(path).sync()
-        except FileNotFoundError:
-            return False
-        return True

@@ -11,7 +11,6 @@ one may succeed. When a sync fails, the kernel may have dropped pages it had acc
 `flushed_offset` is in doubt: the log is `failed`, refuses writes until it is recovered by a restart, and serves reads.
 """
 
-import errno
 import os
 import zlib
 from bisect import bisect_right
@@ -236,9 +235,9 @@ class PartitionLog:
         )
 
     def _refuse_write(self, error: OSError) -> NoReturn:
-        logger.error("append refused, the disk would not take it", extra={"fields": self._fields(error)})
+        logger.error("write refused, the disk would not take it", extra={"fields": self._fields(error)})
         raise KafkaError(
-            ErrorCode.KAFKA_STORAGE_ERROR, f"Error while appending to {self.name}: {error.strerror}"
+            ErrorCode.KAFKA_STORAGE_ERROR, f"Error while writing to {self.name}: {error.strerror}"
         ) from error
 
     # -- rolling ---------------------------------------------------------------------------------------------
@@ -387,10 +386,6 @@ class PartitionLog:
         """Take the outcome of a ticket that has run."""
         assert ticket is self._ticket, "not the flush under way"
         self._ticket = None
-        if error is None and ticket.missing:
-            vanished = {segment.log_path for segment in self.segments}.intersection(ticket.missing)
-            if vanished:
-                error, ticket.lost = FileNotFoundError(errno.ENOENT, "file is gone", min(vanished)), True
         if error is None:
             # After a truncation, bytes below the target may be newer than the sync: the next flush counts.
             if ticket.generation == self._generation:
@@ -442,15 +437,24 @@ class PartitionLog:
 
     def delete_records(self, before: int) -> int:
         """See `trims.delete_records`."""
-        return trims.delete_records(self, before)
+        try:
+            return trims.delete_records(self, before)
+        except OSError as error:
+            self._refuse_write(error)
 
     def truncate_to(self, offset: int) -> int:
         """See `trims.truncate_to`."""
-        return trims.truncate_to(self, offset)
+        try:
+            return trims.truncate_to(self, offset)
+        except OSError as error:
+            self._refuse_write(error)
 
     def truncate_fully(self, new_start: int) -> None:
         """See `trims.truncate_fully`."""
-        trims.truncate_fully(self, new_start)
+        try:
+            trims.truncate_fully(self, new_start)
+        except OSError as error:
+            self._refuse_write(error)
 
     def apply_retention(self, now_ms: int, limit_offset: int) -> int:
         """See `trims.apply_retention`."""
@@ -470,6 +474,11 @@ class PartitionLog:
         if truncated:
             self._generation += 1
 
+    def excuse(self, segments: list[Segment]) -> None:
+        """Tell a flush under way that these segments' files are about to go."""
+        if self._ticket is not None:
+            self._ticket.excused.update([segment.log_path for segment in segments])
+
     def is_settled(self, segment: Segment) -> bool:
         """Whether a sealed segment, its indexes and the snapshot at its end are known to be durable."""
         pending = self._ticket.dirty + self._ticket.sealed if self._ticket else []
@@ -488,6 +497,7 @@ class PartitionLog:
             if clean and not self.failed:
                 self._close_cleanly()
         finally:
+            self.excuse(self.segments)  # the owner may remove the directory now
             for segment in self.segments:
                 segment.forget()
 

@@ -110,6 +110,7 @@ def _delete_oldest(log: "PartitionLog", count: int, reason: str, now_ms: int = 0
     if kept[0].base_offset > log.log_start_offset:
         _advance_start(log, kept[0].base_offset)
     log.flushed_offset = max(log.flushed_offset, log.log_start_offset)
+    log.excuse(gone)
     for segment in gone:
         log.garbage += segment.discard()
         _remove_snapshot(log, segment.base_offset)
@@ -158,6 +159,7 @@ def truncate_to(log: "PartitionLog", offset: int) -> int:
         truncate_fully(log, log.log_start_offset)  # the cut takes the batch that the log starts in
         return log.log_start_offset
     kept, gone = log.segments[: number + 1], log.segments[number + 1 :]
+    log.excuse(gone)
     for segment in reversed(gone):  # the last first, so that a crash on the way leaves one run
         log.garbage += segment.discard()
     log.fs.sync_dir(log.directory)
@@ -181,6 +183,7 @@ def truncate_fully(log: "PartitionLog", new_start: int) -> None:
     segment.create()
     segment.cut(0)
     log.fs.sync_dir(log.directory)
+    log.excuse(log.segments)
     for old in reversed(log.segments):
         if old.base_offset == new_start:
             old.remove_indexes()
