@@ -237,6 +237,27 @@ def test_offsets_are_found_by_time_and_by_their_special_values(client, topic):
     assert list_offset(client, topic, 3001) == (0, -1, -1)
 
 
+@pytest.mark.parametrize(
+    ("timestamp", "version"), [(-3, 6), (-4, 7), (-5, 8), (-6, 10), (-7, 11), (-(2**63), 11)]
+)
+def test_a_special_timestamp_is_refused_below_the_version_that_brought_it(client, topic, timestamp, version):
+    assert list_offset(client, topic, timestamp, version) == (ErrorCode.UNSUPPORTED_VERSION, -1, -1)
+
+
+def test_partitions_named_twice_in_a_large_question_hold_nobody_up(client, topic):
+    """It was found out by comparing each with all others: a minute for this one."""
+    wanted = [
+        {"partition_index": n % 29_999, "current_leader_epoch": -1, "timestamp": -1} for n in range(30_000)
+    ]
+    body = {"replica_id": -1, "topics": [{"name": topic, "partitions": wanted}]}
+    answers = client.call(Api.LIST_OFFSETS, 6, body).topics[0].partitions
+    assert [n for n, answer in enumerate(answers) if answer.error_code == ErrorCode.INVALID_REQUEST] == [
+        0,
+        29_999,
+    ]
+    assert answers[1].error_code == ErrorCode.NONE
+
+
 def test_records_are_deleted_up_to_an_offset(client, topic):
     for _ in range(5):
         client.produce(topic, batch(b"x"))

@@ -3,10 +3,12 @@
 Behaviour. ListOffsets by timestamp gives the first record at or after it; the special timestamps are latest (-1,
 bounded by the reader's isolation), earliest (-2), the record with the largest timestamp (-3), the earliest kept
 locally (-4, here the same as earliest), and two that speak of tiered storage (-5, -6, not known here: offset -1).
+Whatever is found, nothing past the end that the reader may see is told of.
 Leader epochs are checked where the version carries one. DeleteRecords moves the log start up to the high watermark
 (-1) or to an offset below it.
 """
 
+from collections import Counter
 from typing import Any
 
 from headrace.base.errors import ErrorCode, KafkaError
@@ -26,6 +28,16 @@ LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING
     -5,
     -6,
 )
+SPECIAL_FROM = {
+    LATEST: 1,
+    EARLIEST: 1,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
+"""The version that brought each special timestamp; an older one is not understood."""
+VERSION_NEVER = 2**15
 HIGH_WATERMARK = -1
 UNKNOWN = (-1, -1, -1)
 CONSUMER = -1
@@ -34,7 +46,7 @@ CONSUMER = -1
 def handle_list_offsets(broker: Broker, context: RequestContext, request: Message) -> Body:
     """Offsets by timestamp, partition by partition."""
     asked = [(topic.name, p.partition_index) for topic in request.topics for p in topic.partitions]
-    twice = {key for key in asked if asked.count(key) > 1} if len(set(asked)) < len(asked) else set()
+    twice = {key for key, count in Counter(asked).items() if count > 1}
     topics = []
     for topic in request.topics:
         allowed = context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
@@ -46,9 +58,13 @@ def handle_list_offsets(broker: Broker, context: RequestContext, request: Messag
                     raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
                 if (topic.name, wanted.partition_index) in twice:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "the partition is named twice")
+                if wanted.timestamp < 0 and context.version < SPECIAL_FROM.get(
+                    wanted.timestamp, VERSION_NEVER
+                ):
+                    raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "a special timestamp of a later version")
                 partition = broker.partition(topic.name, wanted.partition_index)
                 partition.check_epoch(wanted.current_leader_epoch)
-                offset, timestamp, epoch = _lookup(partition, wanted.timestamp, request.isolation_level)
+                offset, timestamp, epoch = offset_at(partition, wanted.timestamp, request.isolation_level)
                 answer |= {"offset": offset, "timestamp": timestamp, "leader_epoch": epoch}
             except KafkaError as error:
                 answer |= {"error_code": error.code, "offset": -1, "timestamp": -1}
@@ -57,7 +73,7 @@ def handle_list_offsets(broker: Broker, context: RequestContext, request: Messag
     return {"throttle_time_ms": context.throttle_ms, "topics": topics}
 
 
-def _lookup(partition: Partition, timestamp: int, isolation: int) -> tuple[int, int, int]:
+def offset_at(partition: Partition, timestamp: int, isolation: int) -> tuple[int, int, int]:
     """(offset, timestamp, leader epoch) for a timestamp, real or special."""
     log = partition.log
     end = partition.last_stable_offset() if isolation == READ_COMMITTED else partition.high_watermark
@@ -68,9 +84,8 @@ def _lookup(partition: Partition, timestamp: int, isolation: int) -> tuple[int, 
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return UNKNOWN
     if timestamp == MAX_TIMESTAMP:
-        return log.max_timestamp_offset() or UNKNOWN
-    if timestamp < 0:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{timestamp} is neither a timestamp nor a special value")
+        found = log.max_timestamp_offset()
+        return UNKNOWN if found is None or found.offset >= end else found
     return log.offset_for_timestamp(timestamp, end) or UNKNOWN
 
 
