@@ -76,10 +76,17 @@ def test_one_bad_partition_does_not_spoil_the_others(client, topic):
     assert codes == [ErrorCode.NONE, ErrorCode.CORRUPT_MESSAGE]
 
 
-def test_acks_all_is_refused_when_too_few_replicas_are_in_sync(client):
+def test_no_more_replicas_in_sync_are_wanted_than_the_partition_has(client):
     client.create("two-wanted", min_insync_replicas="2")
-    assert client.produce("two-wanted", batch(b"x"), acks=-1).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
-    assert client.produce("two-wanted", batch(b"x"), acks=1).base_offset == 0
+    assert client.produce("two-wanted", batch(b"x"), acks=-1).error_code == ErrorCode.NONE
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [(6, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE), (7, ErrorCode.NONE)]
+)
+def test_zstd_is_refused_from_a_client_older_than_it(client, topic, version, code):
+    reply = client.call(Api.PRODUCE, version, produce_body(topic, batch(b"x" * 100, compression=4)))
+    assert reply.responses[0].partition_responses[0].error_code == code
 
 
 def test_a_produce_without_acks_is_not_answered(client, topic):

@@ -190,3 +190,5 @@ def test_a_batch_that_recompression_makes_too_large_is_refused() -> None:
     batch = make_batch(5, 2000, compression=4)
     settings = {"compression_type": "uncompressed", "segment_bytes": 5000}
     assert refusal(batch, **settings) == ErrorCode.RECORD_LIST_TOO_LARGE
+    settings = {"compression_type": "uncompressed", "max_message_bytes": 5000}
+    assert refusal(batch, **settings) == ErrorCode.MESSAGE_TOO_LARGE

@@ -131,9 +131,9 @@ class Broker:
         return self._partitions.get(topic, index)
 
     def check_min_insync(self, partition: Partition) -> None:
-        """Refuse a produce with acks=all that fewer replicas would hold than the topic asks for."""
+        """Refuse a produce with acks=all that fewer replicas would hold than the topic asks for, or all it has."""
         registration = self.image.topics[partition.topic].partitions[partition.index]
-        wanted = partition.log.config.min_insync_replicas
+        wanted = min(partition.log.config.min_insync_replicas, len(registration.replicas))
         if len(registration.isr) < wanted:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,

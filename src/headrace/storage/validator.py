@@ -94,11 +94,7 @@ def validate(data: memoryview, config: TopicConfig, now_ms: int) -> Validated:
             f"The baseOffset of the record batch should be 0, but it is {base_offset}",
         )
     if size > config.max_message_bytes:
-        raise KafkaError(
-            ErrorCode.MESSAGE_TOO_LARGE,
-            f"The record batch size is {size} bytes which exceeds the maximum configured value of "
-            f"{config.max_message_bytes}",
-        )
+        _refuse_size(size, config)
     if crc32c(data[ATTRIBUTES_POSITION:]) != crc:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "Record is corrupt (stored crc does not match)")
     if size > config.segment_bytes:
@@ -128,6 +124,8 @@ def validate(data: memoryview, config: TopicConfig, now_ms: int) -> Validated:
         )
         data = memoryview(bytearray(again))
         header = parse_header(data)
+        if len(data) > config.max_message_bytes:
+            _refuse_size(len(data), config)
         if len(data) > config.segment_bytes:
             raise KafkaError(
                 ErrorCode.RECORD_LIST_TOO_LARGE,
@@ -143,6 +141,14 @@ def validate(data: memoryview, config: TopicConfig, now_ms: int) -> Validated:
     if config.message_timestamp_before_max_ms != _UNBOUNDED_MS:
         _check_oldest(data, now_ms, config)
     return Validated(data, header, NO_TIMESTAMP)
+
+
+def is_zstd(data: memoryview) -> bool:
+    """Whether a batch says that it is compressed with a codec that older clients do not know."""
+    return (
+        len(data) >= HEADER_SIZE
+        and data[ATTRIBUTES_POSITION + 1] & COMPRESSION_MASK == _COMPRESSION_IDS["zstd"]
+    )
 
 
 def check_trusted(
@@ -180,6 +186,14 @@ def check_trusted(
     if not batches:
         raise KafkaError(ErrorCode.INVALID_RECORD, "No batches to append")
     return batches
+
+
+def _refuse_size(size: int, config: TopicConfig) -> NoReturn:
+    raise KafkaError(
+        ErrorCode.MESSAGE_TOO_LARGE,
+        f"The record batch size is {size} bytes which exceeds the maximum configured value of "
+        f"{config.max_message_bytes}",
+    )
 
 
 def _level(codec: str, config: TopicConfig) -> int | None:

@@ -3,8 +3,8 @@
 Behaviour. Partitions are appended in the order of the request, at once; the reply leaves when every one of them is as
 safe as its acks ask: 0 is not answered at all (an error closes the connection, the only sign a client would notice),
 1 waits for a flush where the topic wants one before acknowledgement, -1 also for the high watermark, within the
-request's timeout. Versions: 0 to 2 carry message formats that are gone and are refused as a whole; 13 names topics by
-id. Left out: transactional records, until there is a coordinator for them.
+request's timeout. Versions: 0 to 2 carry message formats that are gone and are refused as a whole; zstd is taken from
+7 on; 13 names topics by id. Left out: transactional records, until there is a coordinator for them.
 """
 
 from headrace.base.clock import Timer
@@ -13,7 +13,7 @@ from headrace.replication.partition import Partition
 from headrace.security.authorizer import Operation, ResourceType
 from headrace.server.broker import Broker
 from headrace.server.session import Exchange
-from headrace.storage.validator import RecordsRefused
+from headrace.storage.validator import RecordsRefused, is_zstd
 from headrace.wire.produce import (
     TOPIC_IDS_FROM,
     VERSION_MIN,
@@ -25,6 +25,7 @@ from headrace.wire.produce import (
 )
 
 ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
+ZSTD_FROM = 7
 
 
 def handle_produce(broker: Broker, exchange: Exchange, frame: memoryview, body: int) -> None:
@@ -107,7 +108,13 @@ class _Pending:
                 self._broker.check_min_insync(partition)
             if data.records is None or len(data.records) == 0:
                 raise KafkaError(ErrorCode.INVALID_RECORD, "no records for this partition")
-            appended = partition.append(memoryview(data.records), self._now_ms)
+            records = memoryview(data.records)
+            if self._exchange.context.version < ZSTD_FROM and is_zstd(records):
+                raise KafkaError(
+                    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+                    f"Produce requests below version {ZSTD_FROM} are not allowed to use ZStandard compression",
+                )
+            appended = partition.append(records, self._now_ms)
         except KafkaError as error:
             self.refuse(results, data.partition, error)
             return
