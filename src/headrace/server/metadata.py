@@ -23,7 +23,7 @@ class MetadataStore:
     def __init__(self, log: MetadataLog, clock: Clock) -> None:
         self._log = log
         self._clock = clock
-        self._appended: deque[Sequence[MetadataRecord]] = deque()
+        self._appended: deque[tuple[int, Sequence[MetadataRecord]]] = deque()  # with the log's end after each
         self.image: ClusterImage = EMPTY
         self.pending: ClusterImage = EMPTY
         self.on_change: Callable[[ClusterImage, ClusterImage], None] = lambda old, new: None
@@ -61,12 +61,16 @@ class MetadataStore:
         after = apply(self.pending, records)  # first: records that do not fit must not reach the log
         self._log.append([encode_record(record) for record in records], self._clock.now_ms(), done)
         self.pending = after
-        self._appended.append(records)
+        self._appended.append((self._log.end_offset, records))
         return future
 
     def _publish(self) -> None:
-        """One more append is committed. They are so in the order they were made."""
-        old, self.image = self.image, apply(self.image, self._appended.popleft())
+        """Show all that is committed: also what an earlier flush failed to make durable and this one did."""
+        old = self.image
+        while self._appended and self._appended[0][0] <= self._log.committed_offset:
+            self.image = apply(self.image, self._appended.popleft()[1])
+        if self.image is old:
+            return
         if self._log.snapshot_due:
             entries = [encode_record(record) for record in records_of(self.image)]
             self._log.write_snapshot(entries, self._clock.now_ms())
