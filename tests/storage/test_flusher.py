@@ -1,5 +1,6 @@
 """Group commit: who shares a flush, who is told what, and that the loop never waits for a disk."""
 
+import errno
 import gc
 import threading
 import time
@@ -129,6 +130,25 @@ def test_requests_of_one_turn_share_one_flush(rig: Rig) -> None:
     assert log.flush_count == 1
     assert rig.told == [(tag, None) for tag in range(10)]
     assert rig.flushed == [log]
+    rig.flusher.close()
+
+
+def test_a_flush_that_cannot_be_prepared_fails_alone_and_can_be_asked_for_again(rig: Rig) -> None:
+    """It went on for ever as the one under way, and those that were to begin in the same turn never did."""
+    broken, whole = FakeLog(), FakeLog()
+
+    def prepare(log: FakeLog) -> None:
+        if log is broken and not broken.finished:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    rig.flusher.prepare = prepare
+    rig.write(broken, 1)
+    rig.write(whole, 2)
+    rig.loop.run_until(lambda: len(rig.told) == 2)
+    assert {tag: error is None for tag, error in rig.told} == {1: False, 2: True}
+    rig.write(broken, 3)
+    rig.loop.run_until(lambda: len(rig.told) == 3)
+    assert rig.told[2] == (3, None)
     rig.flusher.close()
 
 

@@ -199,13 +199,17 @@ class Flusher(Generic[LogT]):
             self._settle(log, flush, None)
             return
         flush.running = True
-        first = self.prepare(log) if self.prepare is not None else None
 
         def finish(error: Failure) -> None:
             log.finish_flush(ticket, error)
             flush.running = False
             self._settle(log, flush, error)
 
+        try:
+            first = self.prepare(log) if self.prepare is not None else None
+        except Exception as error:
+            finish(error)
+            return
         self._enqueue(ticket.run if first is None else _in_turn(first, ticket.run), finish)
 
     def _settle(self, log: LogT, flush: _Flush, error: Failure) -> None:
