@@ -67,8 +67,8 @@ class Router:
             raise
         except KafkaError as error:
             self._fail(exchange, error)
-        except Exception:
-            self._crash(exchange)
+        except Exception as error:
+            self._crash(exchange, error)
 
     async def _finish(self, exchange: Exchange, result: Awaitable[Body]) -> None:
         correlation.set(exchange.context)
@@ -76,8 +76,8 @@ class Router:
             exchange.reply(encode_response(exchange.context.api, exchange.context.version, await result))
         except KafkaError as error:
             self._fail(exchange, error)
-        except Exception:
-            self._crash(exchange)
+        except Exception as error:
+            self._crash(exchange, error)
 
     def _refuse(self, exchange: Exchange) -> None:
         context = exchange.context
@@ -101,11 +101,12 @@ class Router:
             body["error_message"] = error.message
         exchange.reply(encode_response(context.api, context.version, body))
 
-    def _crash(self, exchange: Exchange) -> None:
+    def _crash(self, exchange: Exchange, error: Exception) -> None:
         """A handler raised what it should not: log all of it, tell the client, serve on."""
         context = exchange.context
         logger.error(
             "request failed",
+            exc_info=error,
             extra={"fields": {"api": context.api, "version": context.version, "request": context}},
         )
         self._fail(
