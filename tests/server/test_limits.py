@@ -1,5 +1,7 @@
 """The limits of connections and requests, each by its named setting."""
 
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,25 @@ def test_the_broker_takes_all_the_file_handles_it_may_have():
             line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files")
         )
         assert soft == hard
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_connections_that_there_are_no_file_handles_for_wait_without_using_up_the_cpu():
+    with Broker() as broker, RawClient(broker.host, broker.port) as first:
+        assert serving(first)
+        handles = resource.prlimit(broker.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, (3, handles[1]))
+        with RawClient(broker.host, broker.port) as second:
+            before_s = _cpu_s(broker.pid)
+            second._sock.settimeout(1.0)
+            with pytest.raises(TimeoutError):
+                second._sock.recv(1)
+            assert _cpu_s(broker.pid) - before_s < 0.5
+            assert serving(first)
+            resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, handles)
+            second._sock.settimeout(20.0)
+            assert serving(second)

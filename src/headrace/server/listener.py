@@ -28,6 +28,7 @@ SENDFILE_MIN_BYTES = 64 * 1024
 GATHER_BYTES_MAX = 256 * 1024
 GATHER_PARTS_MAX = 64
 ACCEPTS_A_TURN_MAX = 64
+ACCEPT_PAUSE_S = 0.1  # after an accept that failed
 BACKLOG = 512
 IDLE_SWEEPS = 10  # an idle connection is closed at most a tenth late
 
@@ -238,8 +239,19 @@ class Listener:
                 return
             except OSError as error:
                 logger.error("cannot accept a connection", extra={"fields": {"why": error.strerror}})
+                self._pause_accepting()
                 return
             self._admit(sock, str(address[0]))
+
+    def _pause_accepting(self) -> None:
+        """Out of file handles, say: who waits goes on being readable, and asking again at once would take all time."""
+        assert self._sock is not None
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.call_later(ACCEPT_PAUSE_S, self._resume_accepting)
+
+    def _resume_accepting(self) -> None:
+        if self._sock is not None:
+            self._loop.add_reader(self._sock.fileno(), self._accept)
 
     def _admit(self, sock: socket.socket, host: str) -> None:
         limits = self.limits
