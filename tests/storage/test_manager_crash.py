@@ -170,3 +170,27 @@ def test_torn_segment_behind_the_recovery_point_is_not_read_before_it_is_scanned
     again = manager.get("a", 0)
     assert again is not None and again.log_end_offset == base_offset
     assert read_all(again) == before
+
+
+def test_what_a_killed_process_left_unflushed_is_flushed_before_it_can_be_read_where_the_topic_asks_for_it() -> (
+    None
+):
+    """Killed, the page cache keeps it; read, a power cut must not take it away again."""
+    flushed, lazy = TopicConfig(flush_messages=1), TopicConfig()
+    fs = FaultyFileSystem()
+    manager = open_manager(fs)
+    for topic, config in (("flushed", flushed), ("lazy", lazy)):
+        append(manager.create(topic, 0, bytes(15) + topic.encode()[:1], config), make_batch(3, 10))
+    manager = open_manager(fs)  # the first one was killed
+    manager.load(
+        Wanted(topic, 0, bytes(15) + topic.encode()[:1], config)
+        for topic, config in (("flushed", flushed), ("lazy", lazy))
+    )
+    logs = {log.topic: log for log in manager}
+    assert {log.log_end_offset for log in logs.values()} == {3}
+    assert logs["flushed"].flushed_offset == 3
+    assert logs["lazy"].flushed_offset == 0, "that would only take time"
+    seen = read_all(logs["flushed"])
+    fs.crash(random.Random(1))
+    manager = open_manager(fs)
+    assert read_all(manager.create("flushed", 0, bytes(15) + b"f", flushed)) == seen

@@ -174,6 +174,7 @@ class LogManager:
                     "opening logs",
                     extra={"fields": {"done": number + 1, "of": len(present), "last": want.topic}},
                 )
+        self._flush_recovered()
         logger.info(
             "logs opened",
             extra={
@@ -185,6 +186,26 @@ class LogManager:
                 }
             },
         )
+
+    def _flush_recovered(self) -> None:
+        """Make durable what a killed process left in memory, where the topic wants it so before anyone reads it."""
+        unsafe = [
+            log
+            for log in self._logs.values()
+            if log.config.flush_messages == 1 and log.flushed_offset < log.log_end_offset
+        ]
+        self._worker.run_all([partial(self._flush_one, log) for log in unsafe])
+
+    def _flush_one(self, log: PartitionLog) -> None:
+        try:
+            if first := self._prepare_flush(log):
+                first()
+            log.flush()
+        except (KafkaError, OSError) as error:
+            logger.error(
+                "recovered log cannot be flushed",
+                extra={"fields": {"topic": log.topic, "partition": log.partition, "why": str(error)}},
+            )
 
     def put_aside_strays(self) -> list[str]:
         """Rename the directories that no partition claimed since the start; their new names."""
