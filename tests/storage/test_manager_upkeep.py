@@ -143,6 +143,21 @@ def test_failed_background_flush_is_tried_again_after_a_while() -> None:
     assert log.flushed_offset == log.log_end_offset
 
 
+def test_records_that_a_flush_before_the_acknowledgement_left_behind_are_flushed_after_a_while() -> None:
+    """Nobody but the next producer would have: until then they were neither shown nor acknowledged."""
+    fs = FaultyFileSystem()
+    worker = CountingWorker()
+    manager = open_manager(fs, worker)
+    log = manager.create("a", 0, TOPIC_ID, TopicConfig(flush_messages=1))
+    fill(log, 1)
+    fs.fail("pwrite", errno.ENOSPC, path="leader-epoch", times=1)
+    with pytest.raises(KafkaError):
+        log.flush()
+    fs.heal()
+    manager.tick(NOW_MS)
+    assert worker.flushes == [log] and log.flushed_offset == log.log_end_offset
+
+
 def test_retention_runs_at_its_interval_and_up_to_the_limit_only() -> None:
     manager = open_manager(MemoryFileSystem())
     log = manager.create("a", 0, TOPIC_ID, small_segments(retention_ms=1000))

@@ -1,7 +1,8 @@
 """What logs need now and then, in portions small enough for the loop.
 
-Owns the schedule: background flushes (flush.ms; sealed segments, so that a restart need not read them), rolls by age,
-retention, expiry of producers, and when the offset checkpoints are due. Invariants: one call of `tick` looks at
+Owns the schedule: background flushes (flush.ms; flush.messages when the flush at the append failed; sealed segments, so
+that a restart need not read them), rolls by age, retention, expiry of producers, and when the offset checkpoints are
+due. Invariants: one call of `tick` looks at
 every log once but does real work for at most `LOGS_PER_TICK` of them; nothing here waits for a disk, that is left to
 the flusher; a log that is gone leaves nothing behind. `LogManager.tick` is the only caller.
 """
@@ -85,7 +86,10 @@ class Upkeep:
                     self._flush(log, now_ms)
                 continue
             first_seen_ms = since.setdefault(log, now_ms)
-            if log.flush_wanted or now_ms - first_seen_ms >= log.config.flush_ms:
+            config = log.config
+            # By count it is due at the append already; here only if that flush failed.
+            due_by_count = log.log_end_offset - log.flushed_offset >= config.flush_messages
+            if log.flush_wanted or due_by_count or now_ms - first_seen_ms >= config.flush_ms:
                 self._flush(log, now_ms)
 
     def _flush(self, log: PartitionLog, now_ms: int) -> None:
