@@ -143,6 +143,21 @@ def test_records_the_broker_refuses_are_counted_and_fail_the_command(
     assert succeeds("consume", topic, *AT_END, env=env) == b"small\nalso small\n"
 
 
+@pytest.mark.parametrize("size", [600_000, 3_000_000], ids=["whole", "unfinished"])
+def test_a_line_that_is_too_long_is_numbered_and_those_before_it_are_sent(
+    size: int, env: Env, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic()
+    lines = b"one\ntwo\n" + b"x" * size + b"\nafter\n"
+    arguments = ("produce", topic, "--json", "-X", "max.request.size=500000")
+    done = headrace_command(*arguments, stdin=lines, env=env)
+    assert done.returncode == 1
+    assert json.loads(done.stdout) == {"topic": topic, "produced": 2, "failed": 0}
+    assert done.stderr.startswith(b"headrace: stopped at line 3: ")
+    assert b"raise it with -X max.request.size" in done.stderr
+    assert succeeds("consume", topic, *AT_END, env=env) == b"one\ntwo\n"
+
+
 def test_producing_survives_a_restart_of_the_broker(tmp_path: Path) -> None:
     with Broker(data_dir=tmp_path / "data") as broker:
         broker.create_topic("t", config={"flush.messages": "1"})

@@ -62,7 +62,7 @@ def client_config(options: argparse.Namespace, *clients: str) -> dict[str, objec
     try:
         check_keys(values)
     except ConfigError as error:
-        raise UsageError(_with_hint(error)) from None
+        raise UsageError(with_hint(error)) from None
     for name in foreign_keys(values, *clients):
         print(f"headrace: note: {name} has no effect on this command", file=sys.stderr)
         del values[name]
@@ -96,9 +96,9 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(work)
     except ConfigError as error:
-        raise UsageError(_with_hint(error)) from None
+        raise UsageError(with_hint(error)) from None
     except KafkaError as error:
-        raise CommandError(_with_hint(error)) from None
+        raise CommandError(with_hint(error)) from None
 
 
 def _loop_factory() -> Any:
@@ -109,7 +109,8 @@ def _loop_factory() -> Any:
     return uvloop.new_event_loop
 
 
-def _with_hint(error: KafkaError) -> str:
+def with_hint(error: KafkaError) -> str:
+    """What went wrong, and on a second line what to do next."""
     if isinstance(error, ClientError):
         return f"{error.message}\n  {error.hint}" if error.hint else error.message
     hint = HINTS.get(error.code.name)

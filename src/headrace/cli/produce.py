@@ -2,7 +2,8 @@
 
 Owns reading lines without stopping the event loop: a thread reads blocks, a bounded number of them ahead, so
 that a terminal delivers each line as it is typed and a file is read as fast as the cluster takes it. Every
-line is a record or is counted as failed; the exit status says whether all of them were acknowledged.
+line is a record or is counted as failed; the exit status says whether all of them were acknowledged. A line
+that cannot be sent ends the command, and its number is said: the lines before it are sent, none after it is.
 """
 
 import argparse
@@ -14,10 +15,11 @@ from collections.abc import AsyncIterator
 from typing import BinaryIO
 
 from headrace.base.errors import KafkaError
-from headrace.cli.options import add_client_options, client_config, run
+from headrace.cli.options import add_client_options, client_config, run, with_hint
 from headrace.cli.output import print_json
 from headrace.cli.parser import CommandError, UsageError, key_value, whole_number
 from headrace.client.batches import Delivery
+from headrace.client.errors import RecordTooLarge
 from headrace.client.producer import Producer
 
 DESCRIPTION = """\
@@ -33,6 +35,7 @@ example:
 BLOCK_BYTES = 256 * 1024
 BLOCKS_AHEAD_MAX = 4
 TOPIC_WAIT_MS = 5_000
+TOO_LONG_HINT = "raise it with -X max.request.size=…; the topic's max.message.bytes must allow it too"
 DEFAULTS = {"batch.size": 131_072, "linger.ms": 5, "buffer.memory": 16 * 1024 * 1024}
 
 
@@ -101,17 +104,34 @@ async def produce(options: argparse.Namespace) -> int:
     if options.compression is not None:
         config["compression.type"] = options.compression
     tally = _Tally()
+    stopped: str | None = None
     async with Producer(config) as producer:
-        await producer.partitions(options.topic, TOPIC_WAIT_MS)
-        async for lines in _lines(options.file, producer.config.max_request_size):
-            for line in lines:
-                key, value = _split(line, separator)
-                delivery = await producer.send(
-                    options.topic, value, key=key, headers=headers, partition=options.partition
-                )
-                delivery.add_done_callback(tally.note)
+        count = await producer.partitions(options.topic, TOPIC_WAIT_MS)
+        if options.partition is not None and options.partition >= count:
+            raise CommandError(
+                f"topic {options.topic!r} has {count} partitions, so there is no partition {options.partition}\n"
+                f"  use 0 to {count - 1}"
+            )
+        number = 0
+        try:
+            async for lines in _lines(options.file, producer.config.max_request_size):
+                for line in lines:
+                    number += 1
+                    key, value = _split(line, separator)
+                    delivery = await producer.send(
+                        options.topic, value, key=key, headers=headers, partition=options.partition
+                    )
+                    delivery.add_done_callback(tally.note)
+        except _LineTooLong as error:
+            stopped = f"stopped at line {number + 1}: {error}"
+        except RecordTooLarge as error:
+            stopped = f"stopped at line {number}: {error.message}\n  {TOO_LONG_HINT}"
+        except KafkaError as error:
+            stopped = f"stopped at line {number}: {with_hint(error)}"
+        except CommandError as error:
+            stopped = str(error)
         await producer.flush()
-    return _report(options, tally)
+    return _report(options, tally, stopped)
 
 
 def _split(line: bytes, separator: bytes | None) -> tuple[bytes | None, bytes]:
@@ -121,19 +141,26 @@ def _split(line: bytes, separator: bytes | None) -> tuple[bytes | None, bytes]:
     return (key, value) if found else (None, line)
 
 
-def _report(options: argparse.Namespace, tally: _Tally) -> int:
+def _report(options: argparse.Namespace, tally: _Tally, stopped: str | None) -> int:
     if options.json:
         print_json({"topic": options.topic, "produced": tally.acknowledged, "failed": tally.failed})
     else:
         noun = "record" if tally.acknowledged == 1 else "records"
         print(f"produced {tally.acknowledged} {noun} to {options.topic}")
+    problems = [] if stopped is None else [stopped]
     if tally.first_error is not None:
         total = tally.failed + tally.acknowledged
         hint = getattr(tally.first_error, "hint", "") or "mend the cause and send them again"
-        raise CommandError(
+        problems.append(
             f"{tally.failed} of {total} records were not acknowledged: {tally.first_error.message}\n  {hint}"
         )
+    if problems:
+        raise CommandError("\n".join(problems))
     return 0
+
+
+class _LineTooLong(Exception):
+    """A line that outgrew what one record may have before its end was seen."""
 
 
 async def _lines(path: str | None, line_bytes_max: int) -> AsyncIterator[list[bytes]]:
@@ -142,12 +169,12 @@ async def _lines(path: str | None, line_bytes_max: int) -> AsyncIterator[list[by
     async for block in _blocks(path):
         lines = (rest + block).split(b"\n")
         rest = lines.pop()
-        if len(rest) > line_bytes_max:
-            raise CommandError(
-                f"a line is longer than max.request.size={line_bytes_max} bytes\n  raise it with -X max.request.size=…"
-            )
         if lines:
             yield lines
+        if len(rest) > line_bytes_max:
+            raise _LineTooLong(
+                f"it is longer than max.request.size={line_bytes_max} bytes\n  {TOO_LONG_HINT}"
+            )
     if rest:
         yield [rest]
 
@@ -178,6 +205,8 @@ async def _blocks(path: str | None) -> AsyncIterator[bytes]:
     threading.Thread(target=read, name="lines", daemon=True).start()
     while block := await queue.get():
         if isinstance(block, OSError):
-            raise CommandError(f"cannot read {path or 'standard input'}: {(block.strerror or '').lower()}")
+            raise CommandError(
+                f"cannot read {path or 'standard input'}: {(block.strerror or '').lower()}\n  check where it comes from"
+            )
         ahead.release()
         yield block
