@@ -92,6 +92,33 @@ def test_consuming_begins_and_ends_where_it_is_told(env: Env, new_topic: Callabl
     assert succeeds("consume", topic, "--from", "2100-01-01", "--exit-at-end", env=env) == b""
 
 
+def test_an_offset_that_a_partition_lacks_gives_the_nearest_and_a_note(
+    env: Env, new_topic: Callable[..., str], headrace_session: Broker
+) -> None:
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    topic = new_topic()
+    succeeds("produce", topic, stdin=b"a\nb\nc\nd\n", env=env)
+    past = headrace_command("consume", topic, "--from", "100", "--exit-at-end", env=env)
+    assert (past.returncode, past.stdout) == (0, b"")
+    assert past.stderr == f"headrace: note: {topic}-0 has no offset 100; reading from its end, 4\n".encode()
+    admin = AdminClient({"bootstrap.servers": headrace_session.bootstrap})
+    for done in admin.delete_records([TopicPartition(topic, 0, 2)]).values():
+        done.result(30)
+    gone = headrace_command("consume", topic, "--from", "1", "--exit-at-end", env=env)
+    assert (gone.returncode, gone.stdout) == (0, b"c\nd\n")
+    assert b"has no offset 1; reading from its first record, 2" in gone.stderr
+
+
+def test_where_to_begin_may_be_given_by_the_client_key(env: Env, new_topic: Callable[..., str]) -> None:
+    topic = new_topic()
+    succeeds("produce", topic, stdin=b"a\n", env=env)
+    key = ("-X", "auto.offset.reset=latest", "--exit-at-end")
+    assert succeeds("consume", topic, *key, env=env) == b""
+    assert succeeds("consume", topic, *key, "--from", "earliest", env=env) == b"a\n"
+
+
 def test_several_topics_are_read_together(env: Env, new_topic: Callable[..., str]) -> None:
     one, two = new_topic("-p", "2"), new_topic()
     succeeds("produce", one, stdin=b"1\n", env=env)

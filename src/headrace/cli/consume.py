@@ -16,6 +16,7 @@ from typing import Any
 from headrace.cli.options import add_client_options, client_config, run
 from headrace.cli.parser import CommandError, UsageError, whole_number
 from headrace.client.consumer import Consumer, ConsumerRecord
+from headrace.client.offsets import LATEST, list_offsets
 from headrace.client.topics import TopicPartition
 
 DESCRIPTION = """\
@@ -45,8 +46,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--from",
         metavar="WHERE",
         dest="start",
-        default="earliest",
-        help="earliest, latest, an offset, or a time (ISO 8601, or milliseconds since 1970); default: earliest",
+        help="earliest, latest, an offset, or a time (ISO 8601, or milliseconds since 1970); default: "
+        "auto.offset.reset if it is given, else earliest",
     )
     parser.add_argument(
         "--partition", metavar="N", type=whole_number(0), action="append", help="only this partition"
@@ -88,22 +89,24 @@ async def consume(options: argparse.Namespace) -> int:
             "groups are not available in this version's client\n"
             "  leave out --group: the command reads all partitions itself"
         )
-    try:
-        kind, number = parse_start(options.start)
-    except ValueError:
-        raise UsageError(
-            f"--from {options.start}: expected earliest, latest, an offset, or a time such as 2025-06-01T12:00:00Z"
-        ) from None
     config = client_config(options, "consumer")
     if options.read_committed:
         config["isolation.level"] = "read_committed"
     config.setdefault("auto.offset.reset", "earliest")
+    start = options.start
+    if start is None:
+        start = "latest" if config["auto.offset.reset"] == "latest" else "earliest"
+    try:
+        kind, number = parse_start(start)
+    except ValueError:
+        raise UsageError(
+            f"--from {start}: expected earliest, latest, an offset, or a time such as 2025-06-01T12:00:00Z"
+        ) from None
     async with Consumer(config) as consumer:
         partitions = await _partitions(consumer, options)
         consumer.assign(partitions)
         if kind == "offset":
-            for partition in partitions:
-                consumer.seek(partition, number)
+            await _seek(consumer, partitions, number)
         elif kind == "time":
             consumer.seek_to_time(partitions, number)
         elif kind == "latest":
@@ -112,6 +115,31 @@ async def consume(options: argparse.Namespace) -> int:
             consumer.seek_to_beginning(partitions)
         await _print_all(consumer, options, partitions)
     return 0
+
+
+async def _seek(consumer: Consumer, partitions: list[TopicPartition], offset: int) -> None:
+    """Begin at an offset; where a partition does not have it, at the nearest that it has, and say so.
+
+    Left to `auto.offset.reset`, an offset past the end would print everything from the beginning.
+    """
+    first = await consumer.beginning_offsets(partitions)
+    # The end of the log, also when only committed records are read: they may end before the offset asked for.
+    end = await list_offsets(
+        consumer.cluster,
+        dict.fromkeys(partitions, LATEST),
+        read_committed=False,
+        timeout_ms=consumer.config.default_api_timeout_ms,
+    )
+    for partition in partitions:
+        lowest, highest = first[partition], end[partition].offset
+        nearest = min(max(offset, lowest), highest)
+        if nearest != offset:
+            place = "end" if offset > highest else "first record"
+            print(
+                f"headrace: note: {partition} has no offset {offset}; reading from its {place}, {nearest}",
+                file=sys.stderr,
+            )
+        consumer.seek(partition, nearest)
 
 
 async def _partitions(consumer: Consumer, options: argparse.Namespace) -> list[TopicPartition]:
