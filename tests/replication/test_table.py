@@ -85,8 +85,23 @@ def test_a_topic_made_anew_under_its_name_gets_new_logs(table, disk):
     before = table.get("t", 0)
     second = apply(first, [RemoveTopicRecord((1).to_bytes(16, "big")), *topic("t", 2, HERE)])
     table.apply(first, second)
-    assert disk.deleted == [("t", 0)]
     assert table.get("t", 0) is not before
+    assert disk.deleted == [("t", 0)], "before the new one was opened"
+    assert not table.delete_some(10)
+    assert disk.deleted == [("t", 0)], "the new one stays"
+
+
+def test_logs_of_a_topic_that_is_gone_are_deleted_a_few_at_a_time(table, disk):
+    image = apply(EMPTY, topic("t", 1, *[HERE] * 5))
+    table.apply(EMPTY, image)
+    assert not table.open_some(10)
+    table.apply(image, apply(image, [RemoveTopicRecord((1).to_bytes(16, "big"))]))
+    assert disk.deleted == [], "ten thousand of them would hold everyone up"
+    assert code(table, "t", 0) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert table.delete_some(2)
+    assert disk.deleted == [("t", 0), ("t", 1)]
+    assert not table.delete_some(10)
+    assert disk.deleted == [("t", index) for index in range(5)]
 
 
 def test_who_waits_on_a_deleted_topic_is_told(table):

@@ -5,11 +5,13 @@ this broker and whose logs could be opened; those that could not are remembered 
 told why. Called by the broker on every new image and by every handler that touches a partition.
 
 A partition is opened when it is first asked for, or by `open_some` soon after the image that brought it: making a
-thousand directories in one go would hold up every client for as long.
+thousand directories in one go would hold up every client for as long. For the same reason a partition that is gone
+from the image is gone for clients at once, but its log goes with `delete_some`, or when its name is needed again.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TypeAlias
 
 from headrace.base.errors import ErrorCode, KafkaError
@@ -35,6 +37,7 @@ class PartitionTable:
         ] = {}  # a topic: not opened yet
         self._unopened: deque[tuple[str, int]] = deque()
         self._failed: set[tuple[str, int]] = set()
+        self._doomed: dict[tuple[str, int], None] = {}  # logs to delete, in the order they were dropped
 
     def __iter__(self) -> Iterator[Partition]:
         for partitions in self._topics.values():
@@ -71,6 +74,12 @@ class PartitionTable:
                 count -= 1
         return bool(self._unopened)
 
+    def delete_some(self, count: int) -> bool:
+        """Delete up to `count` logs of partitions that are gone; whether more are left."""
+        for key in list(islice(self._doomed, count)):
+            self._delete(key)
+        return bool(self._doomed)
+
     def apply(self, old: ClusterImage, new: ClusterImage) -> None:
         """Take up what the new image assigns here, drop what it no longer does."""
         for name in old.topics.keys() - new.topics.keys():
@@ -101,6 +110,8 @@ class PartitionTable:
                 self._unopened.append((topic.name, index))
 
     def _open(self, topic: TopicImage, index: int) -> Partition | KafkaError:
+        if (topic.name, index) in self._doomed:
+            self._delete((topic.name, index))
         try:
             log = self._open_log(topic.name, index, topic.id)
         except (OSError, KafkaError) as error:
@@ -118,7 +129,11 @@ class PartitionTable:
 
     def _drop(self, name: str) -> None:
         for index, partition in self._topics.pop(name, {}).items():
-            self._delete_log(name, index)
+            self._doomed[name, index] = None
             self._failed.discard((name, index))
             if isinstance(partition, Partition):
                 partition.fail_waiters(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+    def _delete(self, key: tuple[str, int]) -> None:
+        del self._doomed[key]
+        self._delete_log(*key)

@@ -28,7 +28,7 @@ from headrace.storage.log import PartitionLog
 from headrace.storage.manager import LogManager, Wanted
 
 TICK_MS = 500
-PARTITIONS_OPENED_A_TURN = 20
+PARTITIONS_CHANGED_A_TURN = 20
 
 logger = get_logger(__name__)
 
@@ -59,7 +59,7 @@ class Broker:
             config.max_incremental_fetch_session_cache_slots, lambda: random.randrange(1, 2**31)
         )
         self.producer_ids = ProducerIds(metadata)
-        self._opening = False
+        self._following = False
         self.on_config: Callable[[BrokerConfig], None] = lambda config: None
         """Called when settings changed while running, for parts that handlers do not see."""
         self._ticker: Timer | None = None
@@ -79,7 +79,7 @@ class Broker:
             if self.node_id in partition.replicas
         )
         self._partitions.apply(EMPTY, image)
-        self._open_partitions()
+        self._follow_image()
         self.logs.put_aside_strays()
         self.logs.limit_offset = self._retention_limit
         self.metadata.on_change = self._on_change
@@ -90,12 +90,14 @@ class Broker:
         self._tick()
 
     async def stop(self) -> None:
-        """Stop periodic work and whatever still runs for a client."""
+        """Stop periodic work and whatever still runs for a client; finish what was deleted."""
         if self._ticker is not None:
             self._ticker.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._partitions.delete_some(PARTITIONS_CHANGED_A_TURN):
+            pass
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine of a request beside the others."""
@@ -165,7 +167,7 @@ class Broker:
             self._reconfigure(new)
         if old.topics is not new.topics:
             self._partitions.apply(old, new)
-            self._open_partitions()
+            self._follow_image()
 
     def _reconfigure(self, image: ClusterImage) -> None:
         """Take up settings that changed while running, for the broker and for each topic."""
@@ -182,15 +184,17 @@ class Broker:
             if partition.log.config is not config:
                 partition.log.reconfigure(config)
 
-    def _open_partitions(self) -> None:
-        """Open what the image brought, a slice a turn of the loop."""
-        if self._partitions.open_some(PARTITIONS_OPENED_A_TURN) and not self._opening:
-            self._opening = True
-            self._loop.call_soon(self._open_more)
+    def _follow_image(self) -> None:
+        """Delete what the image no longer has and open what it brought, a slice a turn of the loop."""
+        more = self._partitions.delete_some(PARTITIONS_CHANGED_A_TURN)
+        more |= self._partitions.open_some(PARTITIONS_CHANGED_A_TURN)
+        if more and not self._following:
+            self._following = True
+            self._loop.call_soon(self._follow_further)
 
-    def _open_more(self) -> None:
-        self._opening = False
-        self._open_partitions()
+    def _follow_further(self) -> None:
+        self._following = False
+        self._follow_image()
 
     def _open_log(self, topic: str, index: int, topic_id: bytes) -> PartitionLog:
         return self.logs.create(topic, index, topic_id, self.topic_config(topic))
