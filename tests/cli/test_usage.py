@@ -120,7 +120,8 @@ def test_a_properties_file_gives_client_keys(tmp_path: Path, env: dict[str, str]
     assert succeeds("topic", "list", "--json", "--config", str(file), env=nowhere).startswith(b"[")
     file.write_text("no equals sign\n")
     assert "line 1: expected key=value" in fails(1, "topic", "list", "--config", str(file))
-    assert "cannot read" in fails(1, "topic", "list", "--config", str(tmp_path / "missing"))
+    missing = fails(1, "topic", "list", "--config", str(tmp_path / "missing"))
+    assert "cannot read" in missing and "check --config" in missing
 
 
 def test_an_option_wins_over_the_file_and_the_environment(tmp_path: Path, env: dict[str, str]) -> None:
@@ -135,6 +136,24 @@ def test_a_key_that_a_command_has_no_use_for_is_named(env: dict[str, str]) -> No
     done = headrace_command("topic", "list", "-X", "acks=all", env=env)
     assert done.returncode == 0
     assert b"note: acks has no effect" in done.stderr
+
+
+def test_a_file_that_other_programs_use_too_does_no_harm(tmp_path: Path, env: dict[str, str]) -> None:
+    file = tmp_path / "client.properties"
+    theirs = (
+        "group.id",
+        "enable.auto.commit",
+        "session.timeout.ms",
+        "transactional.id",
+        "value.deserializer",
+    )
+    file.write_text("".join(f"{name}=10\n" for name in theirs))
+    done = headrace_command("topic", "list", "--config", str(file), env=env)
+    assert done.returncode == 0
+    assert [f"note: {name} has no effect".encode() in done.stderr for name in theirs] == [True] * 5
+    assert "groups are not supported" in fails(2, "consume", "t", "-X", "group.id=g", env=env)
+    assert "transactions are not supported" in fails(2, "produce", "t", "-X", "transactional.id=t", env=env)
+    assert "expected a whole number" in fails(2, "topic", "list", "-X", "linger.ms=soon", env=env)
 
 
 def test_serve_loads_neither_client_nor_drawing() -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from headrace.base.errors import KafkaError
 from headrace.cli.parser import CommandError, UsageError, key_value
-from headrace.client.config import check_keys, foreign_keys
+from headrace.client.config import KEYS, check_keys, foreign_keys
 from headrace.client.errors import ClientError, ConfigError
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
@@ -59,11 +59,12 @@ def client_config(options: argparse.Namespace, *clients: str) -> dict[str, objec
     values.update(options.keys)
     if options.bootstrap:
         values["bootstrap.servers"] = options.bootstrap
+    foreign = foreign_keys(values, *clients)
     try:
-        check_keys(values)
+        check_keys({name: value for name, value in values.items() if name in KEYS or name not in foreign})
     except ConfigError as error:
         raise UsageError(with_hint(error)) from None
-    for name in foreign_keys(values, *clients):
+    for name in foreign:
         print(f"headrace: note: {name} has no effect on this command", file=sys.stderr)
         del values[name]
     return values
@@ -75,9 +76,11 @@ def read_properties(path: str) -> dict[str, str]:
         with open(path, encoding="utf-8") as file:
             text = file.read()
     except OSError as error:
-        raise CommandError(f"cannot read {path}: {(error.strerror or '').lower()}") from None
+        raise CommandError(
+            f"cannot read {path}: {(error.strerror or '').lower()}\n  check --config"
+        ) from None
     except UnicodeDecodeError:
-        raise CommandError(f"cannot read {path}: it is not UTF-8 text") from None
+        raise CommandError(f"cannot read {path}: it is not UTF-8 text\n  check --config") from None
     values: dict[str, str] = {}
     for number, line in enumerate(text.replace("\\\n", "").splitlines(), 1):
         line = line.strip()

@@ -300,8 +300,24 @@ def check_keys(values: Mapping[str, object]) -> None:
 
 
 def foreign_keys(values: Mapping[str, object], *clients: str) -> list[str]:
-    """The keys that none of these kinds of client (`producer`, `consumer`, `admin`) uses."""
-    return [name for name in values if name in KEYS and not set(clients) & set(KEYS[name].clients.split())]
+    """The keys that none of these kinds of client (`producer`, `consumer`, `admin`) uses.
+
+    Among them those that Kafka has and no client of ours yet: a file that is shared with other programs has them.
+    `group.id` is foreign to a producer; a consumer that was given it was asked for something it cannot do.
+    """
+    return [name for name in values if not set(clients) & _users(name)]
+
+
+def _users(name: str) -> set[str]:
+    """The kinds of client that a key is for; all of them when it is not known, so that it is refused."""
+    if name in KEYS:
+        return set(KEYS[name].clients.split())
+    if name == "group.id":
+        return {"consumer"}
+    if name.startswith("transaction"):
+        return {"producer"}
+    tunes_groups = name.startswith(_GROUPS_NOT_YET) or name in _GROUPS_NOT_YET_TOO
+    return set() if tunes_groups or name.startswith(_JAVA_ONLY) else set(_ALL.split())
 
 
 def _build(kind: type[C], values: Mapping[str, object]) -> C:
@@ -334,7 +350,8 @@ def _refused(name: str) -> ConfigError:
         )
     if name.startswith(_GROUPS_NOT_YET) or name in _GROUPS_NOT_YET_TOO:
         return ConfigError(
-            f"{name}: groups are not supported by this client yet", "remove it and assign partitions"
+            f"{name}: groups are not supported by this client yet",
+            "remove it; partitions are assigned by hand",
         )
     if name.startswith("transaction"):
         return ConfigError(f"{name}: transactions are not supported by this client yet", "remove it")
