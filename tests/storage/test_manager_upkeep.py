@@ -7,6 +7,7 @@ import pytest
 
 from headrace.base.errors import KafkaError
 from headrace.base.settings import TopicConfig, broker_config
+from headrace.storage import manager as manager_module
 from headrace.storage import upkeep
 from headrace.storage.checkpoints import decode_offsets
 from headrace.storage.faulty import FaultyFileSystem
@@ -156,6 +157,18 @@ def test_records_that_a_flush_before_the_acknowledgement_left_behind_are_flushed
     fs.heal()
     manager.tick(NOW_MS)
     assert worker.flushes == [log] and log.flushed_offset == log.log_end_offset
+
+
+def test_removal_of_many_deleted_logs_does_not_fill_the_queue_that_flushes_wait_in() -> None:
+    fs = FaultyFileSystem()
+    worker = CountingWorker(at_once=False)
+    manager = open_manager(fs, worker)
+    for partition in range(20):
+        manager.create("a", partition, TOPIC_ID, TopicConfig())
+        manager.delete("a", partition)
+    assert len(worker.waiting) == manager_module.REMOVALS_MAX
+    worker.run()
+    assert [name for name in fs.listdir("") if name.startswith("a-")] == []
 
 
 def test_retention_runs_at_its_interval_and_up_to_the_limit_only() -> None:

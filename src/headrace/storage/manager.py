@@ -51,6 +51,9 @@ _CLEAN_SHUTDOWN: Final = b'{"version":0,"brokerEpoch":-1}'
 PROGRESS_INTERVAL_MS: Final = 2_000
 """How often a long recovery says how far it is."""
 
+REMOVALS_MAX: Final = 2
+"""Deleted directories that the worker removes at a time: flushes, which producers wait for, must not queue behind."""
+
 logger = get_logger(__name__)
 
 
@@ -103,6 +106,7 @@ class LogManager:
         # Directories found at start that no log was opened from yet.
         self._unclaimed: dict[Key, str] = {}
         self._to_remove: list[str] = []
+        self._removals = 0
         # Logs found closed in order, and what they held then: those still the same need no closing.
         self._opened_at: dict[Key, tuple[int, int, int]] = {}
         self._unsynced_ids: set[Key] = set()
@@ -411,11 +415,23 @@ class LogManager:
 
     def _remove_next(self) -> None:
         """Give directories that wait for removal to the worker; `tick` tries again what it does not take."""
-        while self._to_remove:
-            name = self._to_remove[-1]
-            if not self._submit(partial(self.fs.rmtree, name)):
+        while self._to_remove and self._removals < REMOVALS_MAX:
+            name = self._to_remove.pop()
+            self._removals += 1
+            if not self._submit(partial(self.fs.rmtree, name), partial(self._removed, name)):
+                self._removals -= 1
+                self._to_remove.append(name)
                 return
-            self._to_remove.pop()
+
+    def _removed(self, name: str, error: Exception | None) -> None:
+        self._removals -= 1
+        if error is not None:
+            logger.error(
+                "deleted directory cannot be removed",
+                extra={"fields": {"directory": name, "why": str(error)}},
+            )
+        if not isinstance(self.fs, MemoryFileSystem):  # there the loop of `_remove_next` goes on by itself
+            self._remove_next()
 
     def _submit(
         self, work: Callable[[], None], done: Callable[[Exception | None], None] | None = None
