@@ -1,8 +1,11 @@
 """Help, wrong usage and configuration: what holds for every command."""
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -110,6 +113,32 @@ def test_a_cluster_that_is_not_there_ends_with_status_1_and_the_next_step() -> N
     shown = fails(1, "topic", "list", "-b", "127.0.0.1:1")
     assert "cannot connect to 127.0.0.1:1: connection refused" in shown
     assert "headrace serve" in shown
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closes", "says nothing"])
+@pytest.mark.parametrize("arguments", [("topic", "list"), ("produce", "t")], ids=" ".join)
+def test_a_port_that_is_not_kafkas_is_named_with_what_to_check(
+    arguments: tuple[str, ...], closes: bool
+) -> None:
+    def answer(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:  # the error ends the test's thread
+            while True:
+                taken = held.enter_context(listener.accept()[0])
+                if closes:
+                    taken.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answering = threading.Thread(target=answer, args=(listener,))
+        answering.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        key = ("-X", "socket.connection.setup.timeout.ms=1000")
+        try:
+            shown = fails(1, *arguments, "-b", address, *key, stdin=b"x\n")
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            answering.join()
+    assert address in shown
+    assert "check that the port is a Kafka listener without TLS" in shown
 
 
 def test_a_properties_file_gives_client_keys(tmp_path: Path, env: dict[str, str]) -> None:

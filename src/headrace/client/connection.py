@@ -14,6 +14,7 @@ from typing import Any
 from headrace import __version__
 from headrace.base.errors import ErrorCode
 from headrace.client.errors import (
+    NOT_KAFKA_HINT,
     ClientError,
     Closed,
     Disconnected,
@@ -31,6 +32,7 @@ from headrace.wire.schema import message_schema
 IN_FLIGHT_MAX = 1_000
 CORRELATION_ID_MAX = 2**31 - 1
 HANDSHAKE_VERSION = 3
+LOST_HINT = "is the broker still running? its log may say why"
 
 
 class _Waiting:
@@ -103,8 +105,13 @@ class Connection:
         except RequestTimedOut:
             raise RequestTimedOut(
                 f"{self.host}:{self.port} accepted the connection and did not answer within {wait_ms} ms",
-                "check that the port is a Kafka listener without TLS and that the broker is not stuck",
+                f"{NOT_KAFKA_HINT} and that the broker is not stuck",
             ) from None
+        except Disconnected as error:
+            raise Disconnected(
+                f"{self.host}:{self.port} accepted the connection and closed it without an answer",
+                NOT_KAFKA_HINT,
+            ) from error
         if reply.error_code == ErrorCode.UNSUPPORTED_VERSION:
             highest = next((k.max_version for k in reply.api_keys if k.api_key == Api.API_VERSIONS), 0)
             reply = await self.request(
@@ -112,7 +119,8 @@ class Connection:
             )
         if reply.error_code:
             raise NotKafka(
-                f"{self.host}:{self.port} refused ApiVersions: {error_code(reply.error_code).name}"
+                f"{self.host}:{self.port} refused ApiVersions: {error_code(reply.error_code).name}",
+                NOT_KAFKA_HINT,
             )
         self.versions = {key.api_key: (key.min_version, key.max_version) for key in reply.api_keys}
         self.finalized_features = {f.name: f.max_version_level for f in reply.finalized_features or []}
@@ -197,7 +205,7 @@ class Connection:
         if self._error is not None:
             return
         if not self._waiting:
-            self.close(NotKafka(f"{self.host}:{self.port} sent an answer to no request"))
+            self.close(NotKafka(f"{self.host}:{self.port} sent an answer to no request", NOT_KAFKA_HINT))
             return
         waiting = self._waiting.popleft()
         if waiting.timer is not None:
@@ -205,7 +213,9 @@ class Connection:
         try:
             reply = _decode(waiting, frame)
         except (Malformed, ValueError) as error:
-            failure = NotKafka(f"{self.host}:{self.port} sent an answer that cannot be read: {error}")
+            failure = NotKafka(
+                f"{self.host}:{self.port} sent an answer that cannot be read: {error}", NOT_KAFKA_HINT
+            )
             _fail(waiting, failure)
             self.close(failure)
             return
@@ -219,7 +229,7 @@ class Connection:
             self._error = (
                 error
                 if isinstance(error, ClientError)
-                else Disconnected(f"the connection to {self.host}:{self.port} was lost{reason}")
+                else Disconnected(f"the connection to {self.host}:{self.port} was lost{reason}", LOST_HINT)
             )
         self._fail_waiting()
         self.closed.set()
@@ -240,7 +250,7 @@ class Connection:
     def _expire(self, waiting: _Waiting, wait_ms: int) -> None:
         message = f"{self.host}:{self.port} did not answer {waiting.api.name} within {wait_ms} ms"
         _fail(waiting, RequestTimedOut(message, "the broker may be overloaded, paused or gone"))
-        self.close(Disconnected(f"{message}; the connection was dropped"))
+        self.close(Disconnected(f"{message}; the connection was dropped", LOST_HINT))
 
     def _fail_waiting(self) -> None:
         assert self._error is not None

@@ -7,6 +7,8 @@ is a silent hang; every wait ends in a result or one of these. Raised by this la
 
 from headrace.base.errors import ErrorCode, KafkaError
 
+NOT_KAFKA_HINT = "check that the port is a Kafka listener without TLS"
+
 
 class ClientError(KafkaError):
     """A failure found by the client itself."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.client.cluster import Cluster
-from headrace.client.errors import Disconnected, NotKafka, RequestTimedOut
+from headrace.client.errors import NOT_KAFKA_HINT, Disconnected, NotKafka, RequestTimedOut
 
 T = TypeVar("T")
 
@@ -63,6 +63,12 @@ def _out_of_time(cluster: Cluster, timeout_ms: int) -> KafkaError:
         return Disconnected(
             f"no broker answered within {timeout_ms} ms; the last attempt: {cluster.last_error.message}",
             cluster.last_error.hint,
+        )
+    if not cluster.nodes:
+        asked = ", ".join(f"{host}:{port}" for host, port in cluster.config.bootstrap_servers)
+        return RequestTimedOut(
+            f"no answer from {asked} within {timeout_ms} ms",
+            f"{NOT_KAFKA_HINT} and that the broker is not stuck",
         )
     return RequestTimedOut(
         f"no answer within {timeout_ms} ms", "the broker may be overloaded, paused or gone"

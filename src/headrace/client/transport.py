@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from struct import Struct
 from typing import Protocol, TypeAlias
 
-from headrace.client.errors import Disconnected, NotKafka
+from headrace.client.errors import NOT_KAFKA_HINT, Disconnected, NotKafka
 
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 SCRATCH_BYTES = 256 * 1024
@@ -159,7 +159,7 @@ class SocketStream(asyncio.BufferedProtocol):
     def _refuse(self, length: int) -> None:
         self._failure = NotKafka(
             f"an answer claims {length & 0xFFFFFFFF} bytes, which no Kafka broker sends",
-            "check that the port is a Kafka listener without TLS",
+            NOT_KAFKA_HINT,
         )
         self._filled = 0
         self.abort()
