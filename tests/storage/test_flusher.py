@@ -384,15 +384,3 @@ def test_everyone_is_told_once_and_never_before_it_is_true(script: list[tuple[in
     rig.flusher.close()
     assert lies == []
     assert len(answered) == asked
-
-
-def test_work_that_asks_for_more_work_does_not_keep_the_flusher_from_closing(rig: Rig) -> None:
-    done: list[bool] = []
-
-    def again(error: Exception | None) -> None:
-        if len(done) < 100:
-            done.append(rig.flusher.submit(lambda: None, again))
-
-    assert rig.flusher.submit(lambda: None, again)
-    rig.flusher.close()
-    assert done == [False]

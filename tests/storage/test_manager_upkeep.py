@@ -167,6 +167,11 @@ def test_removal_of_many_deleted_logs_does_not_fill_the_queue_that_flushes_wait_
         manager.create("a", partition, TOPIC_ID, TopicConfig())
         manager.delete("a", partition)
     assert len(worker.waiting) == manager_module.REMOVALS_MAX
+    manager.leave_the_rest()
+    worker.run()
+    assert len(fs.listdir("")) == 18, "a broker that stops does not wait for them"
+    manager = open_manager(fs, worker)
+    manager.tick(NOW_MS)
     worker.run()
     assert [name for name in fs.listdir("") if name.startswith("a-")] == []
 

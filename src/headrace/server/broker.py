@@ -90,12 +90,13 @@ class Broker:
         self._tick()
 
     async def stop(self) -> None:
-        """Stop periodic work and whatever still runs for a client; finish what was deleted."""
+        """Stop periodic work and whatever still runs for a client; put aside what was deleted."""
         if self._ticker is not None:
             self._ticker.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.logs.leave_the_rest()
         while self._partitions.delete_some(PARTITIONS_CHANGED_A_TURN):
             pass
 

@@ -105,7 +105,7 @@ class Flusher(Generic[LogT]):
         self._todo: SimpleQueue[tuple[Callable[[], None], Waiter] | None] = SimpleQueue()
         self._done: deque[tuple[Waiter, Failure]] = deque()
         self._wake_pending = False
-        self._closing = self._closed = False
+        self._closed = False
 
     def request(self, log: LogT, waiter: Waiter | None = None) -> None:
         """Make all that `log` holds now durable; then call `waiter` with None, or with what went wrong."""
@@ -131,8 +131,8 @@ class Flusher(Generic[LogT]):
         return log in self._flushes
 
     def submit(self, work: Callable[[], None], done: Waiter | None = None) -> bool:
-        """Run `work` in a thread, then `done` on the loop. False when too much waits already, or at the end."""
-        if self._closing or self._work_count >= WORK_MAX:
+        """Run `work` in a thread, then `done` on the loop. False when too much waits already: try later."""
+        if self._closed or self._work_count >= WORK_MAX:
             return False
         self._work_count += 1
 
@@ -174,7 +174,6 @@ class Flusher(Generic[LogT]):
         """Finish everything that was asked for, on this thread's time, tell all who wait, end the threads."""
         if self._closed:
             return
-        self._closing = True  # flushes that completions ask for are still run, other work is not begun
         # Completions may ask for more (a waiter that appends, a flush asked for while one ran): until nothing is left.
         while self._due or self._queued or self._done:
             self._begin_due()

@@ -107,6 +107,7 @@ class LogManager:
         self._unclaimed: dict[Key, str] = {}
         self._to_remove: list[str] = []
         self._removals = 0
+        self._removals_max = REMOVALS_MAX
         # Logs found closed in order, and what they held then: those still the same need no closing.
         self._opened_at: dict[Key, tuple[int, int, int]] = {}
         self._unsynced_ids: set[Key] = set()
@@ -415,13 +416,17 @@ class LogManager:
 
     def _remove_next(self) -> None:
         """Give directories that wait for removal to the worker; `tick` tries again what it does not take."""
-        while self._to_remove and self._removals < REMOVALS_MAX:
+        while self._to_remove and self._removals < self._removals_max:
             name = self._to_remove.pop()
             self._removals += 1
             if not self._submit(partial(self.fs.rmtree, name), partial(self._removed, name)):
                 self._removals -= 1
                 self._to_remove.append(name)
                 return
+
+    def leave_the_rest(self) -> None:
+        """Begin no more removals: the broker is stopping, and the next start goes on with them."""
+        self._removals_max = 0
 
     def _removed(self, name: str, error: Exception | None) -> None:
         self._removals -= 1
