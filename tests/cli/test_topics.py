@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 
-from tests.cli.command import fails, succeeds
+from tests.cli.command import fails, headrace_command, succeeds
 
 Env = dict[str, str]
 
@@ -54,7 +54,9 @@ def test_deleting_several_deletes_those_that_exist_and_names_the_rest(
 
 
 def test_what_the_broker_refuses_is_said_with_its_reason(env: Env, new_topic: Callable[..., str]) -> None:
-    assert "INVALID_TOPIC_EXCEPTION" in fails(1, "topic", "create", "no spaces please", env=env)
+    shown = fails(1, "topic", "create", "no spaces please", env=env)
+    assert "INVALID_TOPIC_EXCEPTION" in shown
+    assert "a name has 1 to 249 letters" in shown
     assert "INVALID_REPLICATION_FACTOR" in fails(1, "topic", "create", "toomany", "-r", "7", env=env)
     assert "INVALID_CONFIG" in fails(1, "topic", "create", "odd", "-c", "no.such.key=1", env=env)
     name = new_topic("-p", "2")
@@ -84,4 +86,31 @@ def test_settings_of_a_topic_are_described_and_altered(env: Env, new_topic: Call
 def test_settings_of_a_broker_are_described(env: Env) -> None:
     everything = json.loads(succeeds("config", "describe", "broker", "1", "--all", "--json", env=env))
     assert {"name", "value", "source", "read_only", "sensitive"} <= set(everything[0])
-    assert "there is no broker 77" in fails(2, "config", "describe", "broker", "77", env=env)
+    assert "there is no broker 77" in fails(1, "config", "describe", "broker", "77", env=env)
+    assert "is not a broker id" in fails(2, "config", "describe", "broker", "first", env=env)
+
+
+def test_a_setting_that_a_broker_does_not_take_is_answered_with_the_next_step(env: Env) -> None:
+    alter = ("config", "alter", "broker", "1", "--dry-run", "--set")
+    assert "headrace serve --set" in fails(1, *alter, "num.partitions=4", env=env)
+    assert "headrace config describe broker" in fails(1, *alter, "log.segment.bytes=1", env=env)
+    for broker in ("1", "default"):
+        done = headrace_command(
+            "config", "alter", "broker", broker, "--dry-run", "--set", "log.retention.msec=5", env=env
+        )
+        assert done.returncode == 0
+        assert b"no setting 'log.retention.msec' (did you mean 'log.retention.ms'?)" in done.stderr
+
+
+def test_a_topic_that_is_not_there_is_named_whatever_was_asked_of_it(env: Env) -> None:
+    for arguments in (
+        ("topic", "describe", "not-there"),
+        ("topic", "alter", "not-there", "-p", "3"),
+        ("topic", "alter", "not-there", "-c", "retention.ms=1"),
+        ("topic", "delete", "not-there"),
+        ("config", "describe", "topic", "not-there"),
+        ("config", "alter", "topic", "not-there", "--set", "retention.ms=1"),
+    ):
+        shown = fails(1, *arguments, env=env)
+        assert "not-there" in shown
+        assert "headrace topic list" in shown

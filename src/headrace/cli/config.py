@@ -1,11 +1,13 @@
 """`headrace config describe|alter`: settings of topics and brokers."""
 
 import argparse
+import sys
 from typing import Any
 
+from headrace.base.errors import ErrorCode, KafkaError
 from headrace.cli.options import add_client_options, client_config, run
 from headrace.cli.output import print_json, print_table
-from headrace.cli.parser import Parser, UsageError, key_value, subcommands
+from headrace.cli.parser import CommandError, Parser, UsageError, key_value, nearest, subcommands
 from headrace.client.admin import Admin, ConfigEntry, ConfigOp, ConfigResource, ConfigSource, ResourceType
 
 DESCRIPTION = "Describe and alter the settings of topics and brokers."
@@ -18,6 +20,11 @@ example:
 
 TYPES = {"topic": ResourceType.TOPIC, "broker": ResourceType.BROKER}
 ALL_BROKERS = "default"
+BAD_SETTING = (ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_CONFIG)
+BROKER_SETTING_HINT = (
+    "'headrace config describe broker ID --all' lists keys and values; what is read-only there is given to"
+    " 'headrace serve --set'"
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +67,7 @@ def _action(actions: Any, name: str, summary: str, handler: Any, example: str) -
     )
     parser.add_argument("type", choices=sorted(TYPES), help="what the settings belong to")
     parser.add_argument(
-        "name", metavar="NAME", help=f"the topic, or the broker's id ({ALL_BROKERS}: all brokers)"
+        "name", metavar="NAME", help=f"the topic, or the broker's id; '{ALL_BROKERS}' stands for all brokers"
     )
     add_client_options(parser, action=True)
     parser.set_defaults(run=lambda options: run(handler(options)))
@@ -103,10 +110,35 @@ async def alter_config(options: argparse.Namespace) -> int:
     changes += [(ConfigOp.DELETE, name, None) for name in options.unset]
     if not changes:
         raise UsageError("nothing to alter: give --set, --unset, --append or --subtract")
+    resource = _resource(options)
     async with Admin(client_config(options, "admin")) as admin:
-        await admin.alter_configs(_resource(options), changes, validate_only=options.dry_run)
+        unknown = await _unknown_settings(admin, resource, changes)
+        try:
+            await admin.alter_configs(resource, changes, validate_only=options.dry_run)
+        except KafkaError as error:
+            if resource.type is ResourceType.BROKER and error.code in BAD_SETTING:
+                raise CommandError(f"{error.message} ({error.code.name})\n  {BROKER_SETTING_HINT}") from None
+            raise
+    for note in unknown:
+        print(f"headrace: note: {note}", file=sys.stderr)
     print(f"{'could alter' if options.dry_run else 'altered'} {options.type} {options.name}")
     return 0
+
+
+async def _unknown_settings(
+    admin: Admin, resource: ConfigResource, changes: list[tuple[ConfigOp, str, str | None]]
+) -> list[str]:
+    """What to say of settings that the broker does not have. It keeps them, as Kafka does, for plugins to read."""
+    if resource.type is not ResourceType.BROKER:
+        return []
+    _, _, nodes = await admin.describe_cluster()
+    name = resource.name or str(nodes[0].node_id)
+    known = {entry.name for entry in await admin.describe_configs(ConfigResource(resource.type, name))}
+    return [
+        f"the broker has no setting {key!r}{nearest(key, known)}; it is kept, and has no effect"
+        for op, key, _ in changes
+        if op is not ConfigOp.DELETE and key not in known
+    ]
 
 
 def _value(entry: ConfigEntry) -> str:

@@ -116,12 +116,16 @@ def with_hint(error: KafkaError) -> str:
     """What went wrong, and on a second line what to do next."""
     if isinstance(error, ClientError):
         return f"{error.message}\n  {error.hint}" if error.hint else error.message
-    hint = HINTS.get(error.code.name)
+    hint = HINTS.get(error.code.name) or (TRY_AGAIN_HINT if error.retriable else REFUSED_HINT)
     text = error.message if error.code.name in error.message else f"{error.message} ({error.code.name})"
-    return f"{text}\n  {hint}" if hint else text
+    return f"{text}\n  {hint}"
 
 
+TRY_AGAIN_HINT = "try again; if it stays so, the broker's log may say why"
+REFUSED_HINT = "the broker refused it: change what was asked; its log may say more"
 HINTS = {
+    "INVALID_TOPIC_EXCEPTION": "a name has 1 to 249 letters, digits, '.', '_' and '-', and is neither '.' nor '..'",
+    "KAFKA_STORAGE_ERROR": "the broker's disk is full or failing; its log says which",
     "UNKNOWN_TOPIC_OR_PARTITION": "'headrace topic list' shows the topics there are",
     "TOPIC_ALREADY_EXISTS": "choose another name, or --if-not-exists to leave it as it is",
     "INVALID_REPLICATION_FACTOR": "use a replication factor (-r) of at most the number of brokers",

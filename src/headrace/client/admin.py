@@ -16,7 +16,7 @@ from headrace.base.errors import ErrorCode, KafkaError
 from headrace.client.cluster import Cluster, Node, TopicInfo
 from headrace.client.config import admin_config
 from headrace.client.connection import Connection
-from headrace.client.errors import ConfigError, error_code
+from headrace.client.errors import ClientError, ConfigError, error_code
 from headrace.client.retry import with_retries
 from headrace.client.transport import Connector
 from headrace.wire.apis import Api
@@ -78,6 +78,11 @@ class ConfigResource(NamedTuple):
 
     type: ResourceType
     name: str
+
+    @property
+    def topic(self) -> str:
+        """The topic's name; "" for a broker."""
+        return self.name if self.type is ResourceType.TOPIC else ""
 
 
 class ConfigEntry(NamedTuple):
@@ -167,7 +172,8 @@ class Admin:
         reply = await self._controller_call(
             Api.CREATE_PARTITIONS, body, lambda r: [result.error_code for result in r.results]
         )
-        _raise_first([_outcome(r.name, r.error_code, r.error_message) for r in reply.results])
+        results = [_outcome(r.name, r.error_code, r.error_message) for r in reply.results]
+        _raise_first(results, topic=name)
 
     async def list_topics(self) -> list[TopicInfo]:
         """All topics, by name."""
@@ -222,7 +228,8 @@ class Admin:
             connection = await self._owner(resource)
             reply = await connection.request(Api.DESCRIBE_CONFIGS, body)
             (result,) = reply.results
-            _raise_first([_outcome(resource.name, result.error_code, result.error_message)])
+            outcome = _outcome(resource.name, result.error_code, result.error_message)
+            _raise_first([outcome], topic=resource.topic)
             return sorted(_entry(item) for item in result.configs)
 
         return await self._retried(attempt)
@@ -252,7 +259,8 @@ class Admin:
         async def attempt() -> None:
             connection = await self._owner(resource)
             reply = await connection.request(Api.INCREMENTAL_ALTER_CONFIGS, body)
-            _raise_first([_outcome(r.resource_name, r.error_code, r.error_message) for r in reply.responses])
+            results = [_outcome(r.resource_name, r.error_code, r.error_message) for r in reply.responses]
+            _raise_first(results, topic=resource.topic)
 
         await self._retried(attempt)
 
@@ -270,7 +278,9 @@ class Admin:
             await self.cluster.describe([])
         if node_id not in self.cluster.nodes:
             known = ", ".join(map(str, sorted(self.cluster.nodes)))
-            raise ConfigError(f"there is no broker {node_id}", f"the brokers are: {known}")
+            raise ClientError(
+                f"there is no broker {node_id}", f"the brokers are: {known}", ErrorCode.INVALID_REQUEST
+            )
         return await self.cluster.connection(node_id)
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -294,10 +304,13 @@ def _outcome(name: str, code: int, message: str | None) -> Outcome:
     return Outcome(name, error)
 
 
-def _raise_first(outcomes: Sequence[Outcome]) -> None:
-    for outcome in outcomes:
-        if outcome.error is not None:
-            raise outcome.error
+def _raise_first(outcomes: Sequence[Outcome], topic: str = "") -> None:
+    """Raise the first error there is, with the topic's name before a message of the broker that lacks it."""
+    for _, error in outcomes:
+        if error is not None and topic not in error.message:
+            raise KafkaError(error.code, f"topic {topic!r}: {error.message}")
+        if error is not None:
+            raise error
 
 
 def _entry(item: Message) -> ConfigEntry:
