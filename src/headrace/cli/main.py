@@ -84,7 +84,11 @@ def _dispatch(arguments: list[str]) -> int:
 def _run(module: ModuleType, name: str, rest: list[str]) -> int:
     parser = Parser(prog=f"headrace {name}", description=module.DESCRIPTION, epilog=module.EXAMPLE)
     module.configure(parser)
-    options = parser.parse_args(rest)
+    options, unknown = parser.parse_known_args(rest)
+    if unknown:
+        # argparse would name the command and point at its help, which lists no option of the action that was asked for.
+        prog = " ".join(filter(None, ("headrace", name, getattr(options, "action", None))))
+        Parser(prog=prog).error(f"unrecognized arguments: {' '.join(unknown)}")
     return int(options.run(options))
 
 
