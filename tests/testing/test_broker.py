@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.errors import KafkaError
 from headrace.testing import Broker, BrokerFailed
 from tests.testing.waiting import process_gone, wait_until
 
@@ -106,6 +107,13 @@ def test_topics_can_be_created_inside_a_running_event_loop() -> None:
 
         asyncio.run(body())
         assert topics_of(broker) == ["from-a-coroutine"]
+
+
+def test_a_topic_that_is_refused_fails_the_test_with_that_error_alone() -> None:
+    with Broker() as broker:
+        with pytest.raises(KafkaError, match="no spaces") as refused:
+            broker.create_topic("no spaces")
+        assert refused.value.__context__ is None, "a trace that begins with another error sends people astray"
 
 
 def test_memory_and_a_data_directory_exclude_each_other(tmp_path: Path) -> None:

@@ -33,10 +33,16 @@ def _led(topics: "list[TopicInfo]") -> bool:
     return all(topic.partitions and all(p.leader >= 0 for p in topic.partitions.values()) for topic in topics)
 
 
-def _run(work: Coroutine[Any, Any, None]) -> None:
+def _in_event_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
+        return False
+    return True
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    if not _in_event_loop():
         asyncio.run(work)
         return
     failure: list[BaseException] = []
