@@ -192,6 +192,22 @@ def test_retention_runs_at_its_interval_and_up_to_the_limit_only() -> None:
     assert log.log_start_offset == log.log_end_offset == 30
 
 
+def test_many_expired_segments_go_a_few_a_tick_until_all_are_gone() -> None:
+    manager = open_manager(MemoryFileSystem())
+    log = manager.create("a", 0, TOPIC_ID, small_segments(retention_ms=1000))
+    fill(log, 120)
+    many = len(log.segments)
+    at_once = upkeep.DELETED_AT_ONCE_MAX
+    assert many > 2 * at_once
+    now_ms = NOW_MS + RETENTION_CHECK_MS
+    manager.tick(now_ms)
+    assert len(log.segments) == many - at_once
+    manager.tick(now_ms + 500)
+    assert len(log.segments) == many - 2 * at_once
+    manager.tick(now_ms + 1000)
+    assert (len(log.segments), log.log_start_offset) == (1, log.log_end_offset)
+
+
 def test_metadata_log_is_never_subject_to_retention() -> None:
     manager = open_manager(MemoryFileSystem())
     log = manager.create("__cluster_metadata", 0, bytes(16), small_segments(retention_ms=1))

@@ -16,7 +16,9 @@ from headrace.storage.segment import Segment
 if TYPE_CHECKING:
     from headrace.storage.log import PartitionLog
 
-DELETED_AT_ONCE_MAX: Final = 2000  # segments; the rest waits for the next round, so that the loop does not
+DELETED_AT_ONCE_MAX: Final = (
+    50  # segments of a log; the rest waits for the next tick, so that the loop does not
+)
 
 logger = get_logger(__name__)
 
@@ -60,6 +62,8 @@ def _count_expired(log: "PartitionLog", now_ms: int, limit_offset: int) -> int:
             if not segment.size or age_ms <= retention_ms or log.end_of(segment) > limit_offset:
                 break
             count += 1
+            if count == DELETED_AT_ONCE_MAX:
+                break  # a segment's latest timestamp may have to be read
     return count
 
 

@@ -14,6 +14,7 @@ from headrace.base.errors import KafkaError
 from headrace.base.log import get_logger
 from headrace.base.settings import BrokerConfig
 from headrace.storage.log import PartitionLog
+from headrace.storage.trims import DELETED_AT_ONCE_MAX
 
 LOGS_PER_TICK: Final = 200
 """Logs whose retention, age and producers are looked at in one tick; the rest of a round waits for the next."""
@@ -66,8 +67,10 @@ class Upkeep:
             self._gone.clear()
         for _ in range(min(LOGS_PER_TICK, len(self._round))):
             log = self._round.pop()
-            if not log.failed and log not in self._gone:
-                self._visit(log, now_ms, limit_offset(log))
+            if not log.failed and log not in self._gone and self._visit(log, now_ms, limit_offset(log)):
+                self._round.insert(
+                    0, log
+                )  # with more to delete than one visit may: again when the others were
 
     def forget(self, log: PartitionLog) -> None:
         """The log was deleted."""
@@ -110,11 +113,13 @@ class Upkeep:
 
         self._background.request(log, flushed)
 
-    def _visit(self, log: PartitionLog, now_ms: int, limit_offset: int) -> None:
+    def _visit(self, log: PartitionLog, now_ms: int, limit_offset: int) -> bool:
+        """Look after one log; whether there is more to do for it."""
+        deleted = 0
         try:
             log.roll_if_due(now_ms)
             if log.topic != METADATA_TOPIC:
-                log.apply_retention(now_ms, limit_offset)
+                deleted = log.apply_retention(now_ms, limit_offset)
         except (OSError, KafkaError) as error:
             logger.error(
                 "retention failed, to be tried again",
@@ -122,3 +127,4 @@ class Upkeep:
             )
         if len(log.producer_state):
             log.producer_state.expire(now_ms, self.config.producer_id_expiration_ms)
+        return deleted >= DELETED_AT_ONCE_MAX
