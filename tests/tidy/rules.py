@@ -64,6 +64,7 @@ EDGES = (
     "base/clock.py",
     "storage/files.py",
     "storage/flusher.py",
+    "storage/log_checkpoints.py",
     "server/broker*.py",
     "server/listener*.py",
     "server/main.py",

@@ -7,6 +7,7 @@ Writing waits for the disk, so it is prepared here (`due`), done by a worker (`P
 Called by `LogManager`.
 """
 
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -30,11 +31,13 @@ class PendingWrite:
         self.starts: Final = starts
 
     def run(self) -> None:
-        """Write it; runs in a thread."""
-        if self.points is not None:
-            self._checkpoints.recovery_points.write(self.points)
-        if self.starts is not None:
-            self._checkpoints.log_starts.write(self.starts)
+        """Write it, less the logs deleted and made anew since it was prepared; runs in a thread."""
+        checkpoints = self._checkpoints
+        with checkpoints.files:
+            if self.points is not None:
+                checkpoints.recovery_points.write(_without(self.points, checkpoints.made_anew))
+            if self.starts is not None:
+                checkpoints.log_starts.write(_without(self.starts, checkpoints.made_anew))
 
 
 class LogCheckpoints:
@@ -50,9 +53,11 @@ class LogCheckpoints:
         self._points_written_ms = now_ms
         self._points_wanted = False
         self._writing = False
-        # Deleted logs that the files may still tell of, and whether that must change once the write under way is done.
+        # Deleted logs that the files may still tell of; and those of them that were made anew during a write.
         self._stale: set[Key] = set()
-        self._drop_later = False
+        self.made_anew: set[Key] = set()
+        self.files: Final = threading.Lock()
+        """Held while the files are written: by the thread, or by the loop in the rare case that it cannot wait."""
 
     def read(self) -> None:
         self._written_points = self.recovery_points.read()
@@ -97,19 +102,16 @@ class LogCheckpoints:
         """The outcome of what `due` gave."""
         self._writing = False
         if error is not None:
+            self.made_anew.clear()
             self._points_wanted = True
             logger.error("offset checkpoints cannot be written", extra={"fields": {"why": str(error)}})
             return
         if pending.points is not None:
-            self._written_points = pending.points
+            self._written_points = _without(pending.points, self.made_anew)
         if pending.starts is not None:
-            self._written_starts = pending.starts
-        if self._drop_later:
-            self._drop_later = False
-            self._drop_stale()
-        else:
-            written = self._written_points.keys() | self._written_starts.keys()
-            self._stale &= written
+            self._written_starts = _without(pending.starts, self.made_anew)
+        self.made_anew.clear()
+        self._stale &= self._written_points.keys() | self._written_starts.keys()
 
     def write(self, logs: Logs, not_open: Iterable[Key]) -> None:
         """Write both files now; for shutdown."""
@@ -132,16 +134,17 @@ class LogCheckpoints:
         """
         if key not in self._stale:
             return
-        if self._writing:
-            self._drop_later = True
-        elif key in self._written_points or key in self._written_starts:
-            self._drop_stale()
+        with self.files:  # a write under way is waited for: it may be bringing the old log's offsets back
+            if self._writing:
+                self.made_anew.add(key)
+            if self._writing or key in self._written_points or key in self._written_starts:
+                self._drop_stale()
 
     def _drop_stale(self) -> None:
         # Not synced, so that it takes no time: a kill leaves the page cache in place, and a power cut that undoes or
         # tears it undoes the making of the new log as well, or leaves a file that counts as empty.
-        points = {key: point for key, point in self._written_points.items() if key not in self._stale}
-        starts = {key: start for key, start in self._written_starts.items() if key not in self._stale}
+        points = _without(self._written_points, self._stale)
+        starts = _without(self._written_starts, self._stale)
         try:
             self.recovery_points.write(points, durable=False)
             self.log_starts.write(starts, durable=False)
@@ -150,7 +153,8 @@ class LogCheckpoints:
             logger.error("offset checkpoints cannot be written", extra={"fields": {"why": str(error)}})
             return
         self._written_points, self._written_starts = points, starts
-        self._stale.clear()
+        if not self._writing:
+            self._stale.clear()
 
     def _point_past_log(self, logs: Logs) -> bool:
         """Whether a recovery would start too late in some log: a truncation has set its flushed offset back."""
@@ -170,6 +174,10 @@ class LogCheckpoints:
             if log.log_start_offset > log.segments[0].base_offset
         }
         return _carry_over(starts, self._found_starts, not_open)
+
+
+def _without(offsets: Offsets, keys: set[Key]) -> Offsets:
+    return {key: offset for key, offset in offsets.items() if key not in keys}
 
 
 def _carry_over(offsets: Offsets, found: Offsets, keys: list[Key]) -> Offsets:
