@@ -43,9 +43,11 @@ def _group(
 
 def _topic(broker: Broker, context: RequestContext, topic: Message) -> dict[str, Any]:
     name, error = topic.name, ErrorCode.NONE
+    named: dict[str, Any] = {"name": name}
     if context.version >= TOPIC_IDS_FROM:
         known = broker.image.topic_by_id(topic.topic_id)
         name, error = ("", ErrorCode.UNKNOWN_TOPIC_ID) if known is None else (known.name, ErrorCode.NONE)
+        named = {"topic_id": topic.topic_id}
     if error is ErrorCode.NONE and not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name):
         error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     partitions = [
@@ -58,7 +60,7 @@ def _topic(broker: Broker, context: RequestContext, topic: Message) -> dict[str,
         }
         for index in topic.partition_indexes
     ]
-    return {"name": name, "topic_id": topic.topic_id, "partitions": partitions}
+    return {**named, "partitions": partitions}
 
 
 HANDLERS: dict[Api, Handler] = {Api.OFFSET_FETCH: handle_offset_fetch}
