@@ -24,6 +24,7 @@ from headrace.base.log import configure, get_logger
 from headrace.base.settings import BrokerConfig, TopicConfig, broker_config
 from headrace.consensus import metadata_log
 from headrace.consensus.metadata_log import MetadataLog
+from headrace.consensus.snapshots import SnapshotDamaged
 from headrace.security.authorizer import AllowAll
 from headrace.security.quotas import NoQuotas
 from headrace.server.broker import Broker
@@ -168,7 +169,12 @@ class Process:
         self._broker.on_config = self._take_limits
         router = Router(self._broker, HANDLERS, DIRECT, self._broker.spawn)
         host, port = _advertised(config, options.host, self.port)
-        await self._broker.start(host, port)
+        try:
+            await self._broker.start(host, port)
+        except SnapshotDamaged as error:
+            raise CannotServe(
+                f"{error}; restore the file from a backup of the data directory, or start on another with --data"
+            ) from None
         gc.freeze()  # what lives now lives until the end: leave it out of every later collection
         self._listener.start()
 
@@ -206,6 +212,10 @@ class Process:
             return logs
         except DirectoryInUse as error:
             raise CannotServe(str(error)) from None
+        except (FileExistsError, NotADirectoryError):
+            raise CannotServe(
+                f"{self._options.data_dir} is not a directory; name one with --data, or a path where one can be made"
+            ) from None
         except OSError as error:
             raise CannotServe(
                 f"cannot use the data directory {self._options.data_dir}: {error.strerror}; "

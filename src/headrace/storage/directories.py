@@ -64,7 +64,7 @@ class DirectoryLock:
             raise DirectoryInUse(
                 f"the data directory {directory} is in use: another process"
                 f"{f' (pid {holder})' if holder.isdecimal() else ''} holds the lock on {self.path}. "
-                f"Stop that broker first, or give this one another directory (log.dirs)."
+                f"Stop that broker first, or give this one another directory with --data."
             ) from None
         with contextlib.suppress(
             OSError
