@@ -79,6 +79,7 @@ def test_lists_grow_from_their_default_and_shrink_to_nothing() -> None:
     ("kind", "name", "change", "code", "words"),
     [
         (2, "none", ("retention.ms", SET, "1"), 3, "The topic 'none' does not exist."),
+        (2, "none", ("nope", SET, "1"), 40, "Unknown topic config name: nope"),
         (2, "", ("retention.ms", SET, "1"), 42, "Default topic resources are not allowed."),
         (2, "t", ("nope", SET, "1"), 40, "Unknown topic config name: nope"),
         (2, "t", ("retention.ms", SET, None), 42, "Null value not supported for : retention.ms"),

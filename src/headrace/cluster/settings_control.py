@@ -118,7 +118,7 @@ def _decide(image: ClusterImage, request: ResourceChange, config: BrokerConfig) 
         raise _bad_request(f"Unknown resource type {request.type}")
     if any(count > 1 for count in Counter(change.name for change in request.changes).values()):
         raise _bad_request("Error due to duplicate config keys")
-    _check_resource(image, request)
+    _check_name(request)
     before = image.config(request.type, request.name)
     after: dict[str, str] = {} if request.replace else dict(before)
     for change in request.changes:
@@ -128,6 +128,9 @@ def _decide(image: ClusterImage, request: ResourceChange, config: BrokerConfig) 
         else:
             after[change.name] = value
     _check_outcome(image, request, after, config)
+    if request.type == Resource.TOPIC and request.name not in image.topics:
+        # After the values, as Kafka does: what could be set nowhere is told of a topic that is not there, too.
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{request.name}' does not exist.")
     changed = [(name, after.get(name)) for name in {**before, **after} if before.get(name) != after.get(name)]
     return [ConfigRecord(request.type, request.name, name, value) for name, value in changed]
 
@@ -159,17 +162,12 @@ def _changed(table: Mapping[str, Setting], before: str | None, change: Change) -
     return ",".join(items)
 
 
-def _check_resource(image: ClusterImage, request: ResourceChange) -> None:
-    if request.type == Resource.TOPIC:
-        if not request.name:
-            raise _bad_request("Default topic resources are not allowed.")
-        if request.name not in image.topics:
-            raise KafkaError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{request.name}' does not exist."
-            )
-    elif request.type == Resource.GROUP and not request.name:
+def _check_name(request: ResourceChange) -> None:
+    if request.type == Resource.TOPIC and not request.name:
+        raise _bad_request("Default topic resources are not allowed.")
+    if request.type == Resource.GROUP and not request.name:
         raise _bad_request("Default group resources are not allowed.")
-    elif request.type == Resource.CLIENT_METRICS and not request.name:
+    if request.type == Resource.CLIENT_METRICS and not request.name:
         raise _bad_request("Subscription name can't be empty")
 
 
