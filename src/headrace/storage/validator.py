@@ -31,7 +31,7 @@ from headrace.records.batch import (
     set_log_append_time,
 )
 from headrace.records.builder import iter_records, recompress
-from headrace.records.codec import NULL_KEY, check_records
+from headrace.records.codec import NULL_KEY, Record, check_records
 from headrace.records.compression import INFLATED_BYTES_MAX, decompress
 from headrace.records.crc import crc32c
 from headrace.storage.markers import EndTransactionMarker, parse_marker
@@ -245,7 +245,7 @@ def _check_oldest(data: memoryview, now_ms: int, config: TopicConfig) -> None:
     """The header tells the newest record's time, but not the oldest's."""
     limit = now_ms - config.message_timestamp_before_max_ms
     old = [
-        (number, _out_of_range(record.timestamp, now_ms, config))
+        (number, _out_of_range(record, now_ms, config))
         for number, record in enumerate(iter_records(data))
         if NO_TIMESTAMP != record.timestamp < limit
     ]
@@ -258,7 +258,7 @@ def _check_newest(data: memoryview, now_ms: int, config: TopicConfig) -> tuple[m
     limit = now_ms + config.message_timestamp_after_max_ms
     records = iter_records(data)
     ahead = [
-        (number, _out_of_range(record.timestamp, now_ms, config))
+        (number, _out_of_range(record, now_ms, config))
         for number, record in enumerate(records)
         if record.timestamp > limit
     ]
@@ -270,11 +270,11 @@ def _check_newest(data: memoryview, now_ms: int, config: TopicConfig) -> tuple[m
     return data, parse_header(data)
 
 
-def _out_of_range(timestamp: int, now_ms: int, config: TopicConfig) -> str:
+def _out_of_range(record: Record, now_ms: int, config: TopicConfig) -> str:
     earliest = now_ms - config.message_timestamp_before_max_ms
     latest = now_ms + config.message_timestamp_after_max_ms
     return (
-        f"Timestamp {timestamp} of message is out of range. "
+        f"Timestamp {record.timestamp} of message with offset {record.offset} is out of range. "
         f"The timestamp should be within [{earliest}, {latest}]"
     )
 
