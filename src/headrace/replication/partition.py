@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.storage.log import Appended, LogSlice, PartitionLog
+from headrace.storage.origin import Origin
 
 Done: TypeAlias = Callable[[ErrorCode], None]
 Wake: TypeAlias = Callable[[], None]
@@ -66,6 +67,14 @@ class Partition:
         appended = self.log.append(records, leader_epoch=self.leader_epoch, now_ms=now_ms)
         if not appended.duplicate:
             self.advance()
+        return appended
+
+    def append_from_coordinator(self, batches: bytes, now_ms: int) -> Appended:
+        """Append what a coordinator of this broker wants stored. It waits with `when_safe`, always."""
+        appended = self.log.append(
+            memoryview(batches), leader_epoch=self.leader_epoch, now_ms=now_ms, origin=Origin.COORDINATOR
+        )
+        self.advance()
         return appended
 
     def is_safe(self, offset: int, flushed: bool, replicated: bool) -> bool:

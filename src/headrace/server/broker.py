@@ -20,6 +20,7 @@ from headrace.cluster.image import BROKER_RESOURCE, EMPTY, TOPIC_RESOURCE, Clust
 from headrace.cluster.records import BrokerRecord, MetadataRecord
 from headrace.replication.partition import Partition
 from headrace.replication.table import PartitionTable
+from headrace.server.broker_groups import GroupCoordinator
 from headrace.server.fetch_sessions import FetchSessions
 from headrace.server.metadata import MetadataStore
 from headrace.server.producer_ids import ProducerIds
@@ -59,6 +60,7 @@ class Broker:
             config.max_incremental_fetch_session_cache_slots, lambda: random.randrange(1, 2**31)
         )
         self.producer_ids = ProducerIds(metadata)
+        self.groups = GroupCoordinator(self)
         self._following = False
         self.on_config: Callable[[BrokerConfig], None] = lambda config: None
         """Called when settings changed while running, for parts that handlers do not see."""
@@ -87,12 +89,14 @@ class Broker:
         epoch = 1 if before is None else before.epoch + 1
         rack = self.config.broker_rack
         await self.commit([BrokerRecord(self.node_id, host, port, rack, epoch)])
+        self.groups.apply(EMPTY, self.image)
         self._tick()
 
     async def stop(self) -> None:
         """Stop periodic work and whatever still runs for a client; put aside what was deleted."""
         if self._ticker is not None:
             self._ticker.cancel()
+        self.groups.stop()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -169,6 +173,7 @@ class Broker:
         if old.topics is not new.topics:
             self._partitions.apply(old, new)
             self._follow_image()
+            self.groups.apply(old, new)
 
     def _reconfigure(self, image: ClusterImage) -> None:
         """Take up settings that changed while running, for the broker and for each topic."""

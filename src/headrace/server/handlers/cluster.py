@@ -1,11 +1,11 @@
 """Metadata, DescribeCluster, DescribeTopicPartitions, DescribeLogDirs, FindCoordinator and DescribeQuorum.
 
-Behaviour. What the cluster's image says, in the shape each API wants. Metadata creates topics that do not exist, when
-the client and `auto.create.topics.enable` allow it, and answers when they are there (Kafka answers first and has the
-client ask again). An empty list of topics asks for all in version 0 and for none above; topic ids are taken from
-version 12. This broker coordinates every group and transaction, as the only one. DescribeQuorum tells of the metadata
-log: one voter. Left out: fenced and offline brokers, until there are others; listeners of controllers apart from
-brokers.
+Behaviour. What the cluster's image says, in the shape each API wants. Metadata creates topics that do not exist,
+when the client and `auto.create.topics.enable` allow it, and answers when they are there (Kafka answers first and
+has the client ask again). An empty list of topics asks for all in version 0 and for none above; topic ids are taken
+from version 12. This broker coordinates every group and transaction, as the only one; the first to look for a
+group's coordinator has the topic of offsets made. DescribeQuorum tells of the metadata log: one voter. Left out:
+fenced and offline brokers, until there are others; listeners of controllers apart from brokers.
 """
 
 import os
@@ -16,7 +16,12 @@ from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.ids import ZERO_ID
 from headrace.cluster.controller import NewTopic, create_topics
 from headrace.cluster.image import ClusterImage, PartitionRegistration, TopicImage
-from headrace.cluster.names import CLUSTER_METADATA_TOPIC, check_topic_name, is_internal
+from headrace.cluster.names import (
+    CLUSTER_METADATA_TOPIC,
+    CONSUMER_OFFSETS_TOPIC,
+    check_topic_name,
+    is_internal,
+)
 from headrace.security.authorizer import CLUSTER_NAME, Operation, ResourceType
 from headrace.server.broker import Broker
 from headrace.server.context import RequestContext
@@ -30,6 +35,7 @@ COORDINATORS_BATCHED_FROM = 4
 ENDPOINT_BROKERS, ENDPOINT_CONTROLLERS = 1, 2
 KEY_GROUP, KEY_TRANSACTION = 0, 1
 NO_NODE = {"node_id": -1, "host": "", "port": -1}
+NO_TOPIC_YET = "The coordinator is not available."
 BAD_KEY_TYPE = (
     "This most likely occurs because of a request being malformed by the client library or the message was sent to an "
     "incompatible broker. See the broker logs for more details."
@@ -204,7 +210,7 @@ async def _auto_create(broker: Broker, names: list[str], errors: dict[str, Error
 def _auto_topic(broker: Broker, name: str) -> NewTopic:
     """The topic that asking for it makes. The cluster's own topics are compacted, whoever asks for them first."""
     config = broker.config
-    if name == "__consumer_offsets":
+    if name == CONSUMER_OFFSETS_TOPIC:
         segment_bytes = max(config.offsets_topic_segment_bytes, 1 << 20)
         replicas = min(config.offsets_topic_replication_factor, len(broker.image.brokers))
         partitions = config.offsets_topic_num_partitions
@@ -398,8 +404,10 @@ def _volume_bytes(directory: str) -> int:
     return volume.f_blocks * volume.f_frsize
 
 
-def handle_find_coordinator(broker: Broker, context: RequestContext, request: Message) -> Body:
+async def handle_find_coordinator(broker: Broker, context: RequestContext, request: Message) -> Body:
     """Who coordinates a group or a transactional id: this broker, as long as it is the only one."""
+    if request.key_type == KEY_GROUP and CONSUMER_OFFSETS_TOPIC not in broker.image.topics:
+        await _auto_create(broker, [CONSUMER_OFFSETS_TOPIC], {})
     if context.version >= COORDINATORS_BATCHED_FROM:
         found = [
             {"key": key} | _coordinator(broker, context, request.key_type, key, "")
@@ -420,6 +428,8 @@ def _coordinator(broker: Broker, context: RequestContext, kind: int, key: str, f
     )
     if not context.authorize(Operation.DESCRIBE, resource, key):
         return {"error_code": refusal, "error_message": "Authorization failed.", **NO_NODE}
+    if kind == KEY_GROUP and CONSUMER_OFFSETS_TOPIC not in broker.image.topics:
+        return {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE, "error_message": NO_TOPIC_YET, **NO_NODE}
     here = broker.image.brokers[broker.node_id]
     return {"error_message": fine, "node_id": here.id, "host": here.host, "port": here.port}
 

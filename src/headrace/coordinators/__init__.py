@@ -1,0 +1,1 @@
+"""Coordinators: state machines whose records lie in an internal topic, and the runtime that stores and replays them."""

@@ -1,0 +1,377 @@
+"""The groups and offsets of one partition of `__consumer_offsets`: every group request, as a step of a state machine.
+
+Takes a request, a time and a ticket; writes replies, timers and records into an `Effects`. Invariants: offsets and the
+existence of groups that hold nothing but offsets come only from committed records, live and at a restart by the same
+`replay`; who is a member is known at once and stored when a generation's assignment is. Errors are Kafka's, group by
+group. Pure; the runtime calls it and holds one for each partition that this broker leads.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.log import get_logger
+from headrace.base.settings import BrokerConfig
+from headrace.coordinators.classic_group import ClassicGroup
+from headrace.coordinators.effects import Effects, Record, Ticket, TimerKey
+from headrace.coordinators.group_states import (
+    COMPLETING,
+    DEAD,
+    EMPTY,
+    STABLE,
+    append_error,
+    join_error,
+    sync_error,
+)
+from headrace.coordinators.membership import JoinRequest
+from headrace.coordinators.offsets import CommittedOffsets, expired
+from headrace.coordinators.rebalance import CONSUMER
+from headrace.coordinators.records import (
+    NEVER,
+    GroupKey,
+    OffsetKey,
+    OffsetValue,
+    decode_group,
+    decode_key,
+    decode_offset,
+    group_key,
+    offset_key,
+    offset_value,
+)
+
+TOMBSTONES_A_BATCH: Final = 1000
+MINUTE_MS: Final = 60_000
+CLEANUP: Final[TimerKey] = ("", "cleanup")
+GROUP_NOT_FOUND_FROM_COMMIT_VERSION: Final = 9
+
+logger = get_logger(__name__)
+
+
+class Commit(NamedTuple):
+    """One offset that a client wants to commit."""
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int
+    metadata: str
+
+
+class Committer(NamedTuple):
+    """Who commits."""
+
+    group_id: str
+    member_id: str
+    instance_id: str | None
+    generation: int
+    retention_ms: int
+    version: int
+
+
+CommitResult = list[tuple[str, int, ErrorCode]]
+LeaveResult = list[tuple[str, str | None, ErrorCode]]
+
+
+class GroupShard:
+    """The state machine of one partition."""
+
+    def __init__(self, config: Callable[[], BrokerConfig], new_id: Callable[[], str]) -> None:
+        self._config = config
+        self._new_id = new_id
+        self.groups: dict[str, ClassicGroup] = {}
+        self.offsets = CommittedOffsets()
+
+    # -- what the runtime calls ----------------------------------------------------------------------------------------
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        """Take up a committed record. One that cannot be read is passed over, or the whole shard would be lost."""
+        try:
+            subject = decode_key(key)
+            if isinstance(subject, OffsetKey):
+                if value is not None and subject.group not in self.groups:
+                    self._create(subject.group)
+                self.offsets.put(subject, None if value is None else decode_offset(value))
+            elif isinstance(subject, GroupKey):
+                self._replay_group(subject.group, value)
+        except KafkaError as error:
+            logger.error("a record of a group cannot be read", extra={"fields": {"why": error.message}})
+
+    def _replay_group(self, group_id: str, value: bytes | None) -> None:
+        if value is not None:
+            self._create(group_id).load(decode_group(value))
+            return
+        group = self.groups.get(group_id)
+        # Somebody may have joined while the tombstone was on its way: then the next generation is stored over it.
+        if group is not None and group.state is EMPTY and not group.members.pending:
+            del self.groups[group_id]
+
+    def loaded(self, now_ms: int, out: Effects) -> None:
+        for group in self.groups.values():
+            group.loaded(now_ms, out)
+        out.start(CLEANUP, self._config().offsets_retention_check_interval_ms)
+
+    def unload(self, error: ErrorCode, now_ms: int, out: Effects) -> None:
+        """This broker no longer coordinates these groups."""
+        for group in self.groups.values():
+            group.die(error, now_ms, out)
+        self.groups.clear()
+
+    def on_timer(self, key: TimerKey, now_ms: int, out: Effects) -> None:
+        if key == CLEANUP:
+            self._clean_up(now_ms, out)
+            out.start(CLEANUP, self._config().offsets_retention_check_interval_ms)
+            return
+        group = self.groups.get(key[0])
+        if group is not None:
+            group.on_timer(key, now_ms, out)
+
+    def _create(self, group_id: str) -> ClassicGroup:
+        made = self.groups[group_id] = ClassicGroup(group_id, self._config, self._new_id)
+        return made
+
+    # -- members -------------------------------------------------------------------------------------------------------
+
+    def join(self, group_id: str, request: JoinRequest, ticket: Ticket, now_ms: int, out: Effects) -> None:
+        config = self._config()
+        least, most = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
+        if not least <= request.session_timeout_ms <= most:
+            out.reply(ticket, join_error(ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id))
+            return
+        group = self.groups.get(group_id)
+        if group is None:
+            if request.member_id:
+                out.reply(ticket, join_error(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))
+                return
+            if not request.protocol_type or not request.protocols:  # before there is a group to clean up
+                out.reply(ticket, join_error(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
+                return
+            group = self._create(group_id)
+            out.store([group.record({})])
+        group.join(request, ticket, now_ms, out)
+
+    def sync(
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        protocol_type: str | None,
+        protocol: str | None,
+        assignments: Sequence[tuple[str, bytes]],
+        ticket: Ticket,
+        now_ms: int,
+        out: Effects,
+    ) -> None:
+        group = self.groups.get(group_id)
+        if group is None:
+            out.reply(ticket, sync_error(ErrorCode.UNKNOWN_MEMBER_ID))
+            return
+        group.sync(
+            member_id, instance_id, generation, protocol_type, protocol, assignments, ticket, now_ms, out
+        )
+
+    def heartbeat(
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int, out: Effects
+    ) -> ErrorCode:
+        group = self.groups.get(group_id)
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return group.heartbeat(member_id, instance_id, generation, out)
+
+    def leave(
+        self,
+        group_id: str,
+        leaving: Sequence[tuple[str, str | None]],
+        done: Callable[[LeaveResult], None],
+        now_ms: int,
+        out: Effects,
+    ) -> None:
+        """Take members out. Told at once, or when it is stored that the group is empty now."""
+        group = self.groups.get(group_id)
+        if group is None:
+            done([(*each, ErrorCode.UNKNOWN_MEMBER_ID) for each in leaving])
+            return
+        results = group.leave(leaving, now_ms, out)
+        if (
+            out.writes
+        ):  # told of success all the same if it cannot be stored: the members are gone, and time out again
+            out.writes[-1] = out.writes[-1]._replace(then=lambda error, now_ms, out: done(results))
+        else:
+            done(results)
+
+    # -- offsets -------------------------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        who: Committer,
+        commits: Sequence[Commit],
+        done: Callable[[CommitResult], None],
+        now_ms: int,
+        out: Effects,
+    ) -> None:
+        """Store offsets. `done` is told how it went when they are committed, or at once when they will not be."""
+        error = self._check_committer(who)
+        if error is not ErrorCode.NONE:
+            done([(each.topic, each.partition, error) for each in commits])
+            return
+        group = self.groups.get(who.group_id)
+        if group is not None:
+            group.touch(who.member_id, out)
+        expires_ms = NEVER if who.retention_ms == -1 else now_ms + who.retention_ms
+        longest = self._config().offset_metadata_max_bytes
+        results: CommitResult = []
+        records: list[Record] = []
+        for each in commits:
+            if len(each.metadata) > longest:
+                results.append((each.topic, each.partition, ErrorCode.OFFSET_METADATA_TOO_LARGE))
+                continue
+            value = OffsetValue(each.offset, each.leader_epoch, each.metadata, now_ms, expires_ms)
+            records.append((offset_key(who.group_id, each.topic, each.partition), offset_value(value)))
+            results.append((each.topic, each.partition, ErrorCode.NONE))
+
+        def stored(error: ErrorCode, now_ms: int, out: Effects) -> None:
+            told = append_error(error, ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
+            done([(topic, index, code or told) for topic, index, code in results])
+
+        if records:
+            out.store(records, stored, replayed=True)
+        else:
+            done(results)
+
+    def _check_committer(self, who: Committer) -> ErrorCode:
+        group = self.groups.get(who.group_id)
+        if group is None:
+            if who.generation < 0:
+                return ErrorCode.NONE
+            if who.version >= GROUP_NOT_FOUND_FROM_COMMIT_VERSION:
+                return ErrorCode.GROUP_ID_NOT_FOUND
+            return ErrorCode.ILLEGAL_GENERATION
+        if group.state is DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if who.generation < 0 and group.state is EMPTY:
+            return ErrorCode.NONE
+        if who.generation < 0 and not who.member_id and who.instance_id is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        try:
+            group.members.check(who.member_id, who.instance_id)
+        except KafkaError as error:
+            return error.code
+        if who.generation != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        return ErrorCode.REBALANCE_IN_PROGRESS if group.state is COMPLETING else ErrorCode.NONE
+
+    def delete_offsets(
+        self,
+        group_id: str,
+        partitions: Sequence[tuple[str, int]],
+        done: Callable[[ErrorCode, CommitResult], None],
+        out: Effects,
+    ) -> None:
+        """Forget offsets of partitions that no member reads."""
+        group = self.groups.get(group_id)
+        if group is None or group.state is DEAD:
+            done(ErrorCode.GROUP_ID_NOT_FOUND, [])
+            return
+        if group.state is not EMPTY and group.protocol_type != CONSUMER:
+            done(ErrorCode.NON_EMPTY_GROUP, [])
+            return
+        results: CommitResult = []
+        records: list[Record] = []
+        for topic, index in partitions:
+            subscribed = (
+                group.protocol_type == CONSUMER and len(group.members) > 0
+                if group.topics is None
+                else topic in group.topics
+            )
+            results.append(
+                (topic, index, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if subscribed else ErrorCode.NONE)
+            )
+            if not subscribed and self.offsets.get(group_id, topic, index) is not None:
+                records.append((offset_key(group_id, topic, index), None))
+
+        def stored(error: ErrorCode) -> None:
+            done(ErrorCode.NONE, [(topic, index, code or error) for topic, index, code in results])
+
+        self._bury(records, stored, out)
+
+    def delete_group(self, group_id: str, done: Callable[[ErrorCode], None], out: Effects) -> None:
+        group = self.groups.get(group_id)
+        if group is None or group.state is DEAD:
+            done(ErrorCode.GROUP_ID_NOT_FOUND)
+        elif group.state is not EMPTY:
+            done(ErrorCode.NON_EMPTY_GROUP)
+        else:
+            self._bury(self._group_tombstones(group_id), done, out)
+
+    def forget_topics(self, topics: set[str], out: Effects) -> None:
+        """Topics are deleted: what was committed for them is of no use to a later topic of the same name."""
+        records: list[Record] = [(offset_key(*key), None) for key in self.offsets.keys_of_topics(topics)]
+        self._bury(records, lambda error: None, out)
+
+    def _group_tombstones(self, group_id: str) -> list[Record]:
+        records: list[Record] = [
+            (offset_key(group_id, topic, index), None) for topic, index in self.offsets.of(group_id)
+        ]
+        records.append((group_key(group_id), None))
+        return records
+
+    def _bury(self, records: Sequence[Record], done: Callable[[ErrorCode], None], out: Effects) -> None:
+        """Store tombstones, as many batches as it takes; told when the last of them is committed."""
+        if not records:
+            done(ErrorCode.NONE)
+            return
+        for first in range(0, len(records), TOMBSTONES_A_BATCH):
+            last = first + TOMBSTONES_A_BATCH >= len(records)
+            then = (lambda error, now_ms, out: done(append_error(error))) if last else None
+            out.store(records[first : first + TOMBSTONES_A_BATCH], then, replayed=True)
+
+    def _clean_up(self, now_ms: int, out: Effects) -> None:
+        """Let offsets go whose time is over, and groups that have nothing left."""
+        retention_ms = self._config().offsets_retention_minutes * MINUTE_MS
+        records: list[Record] = []
+        for group in list(self.groups.values()):
+            gone, none_left = expired(group, self.offsets.of(group.group_id).items(), now_ms, retention_ms)
+            records += [(offset_key(group.group_id, topic, index), None) for topic, index in gone]
+            if none_left and group.state is EMPTY and not group.members.pending:
+                records.append((group_key(group.group_id), None))
+        if records:
+            logger.info("offsets expired", extra={"fields": {"tombstones": len(records)}})
+        self._bury(records, lambda error: None, out)
+
+    # -- telling -------------------------------------------------------------------------------------------------------
+
+    def describe(self, group_id: str) -> dict[str, Any] | None:
+        """A group as DescribeGroups tells it; None when there is none."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return None
+        stable = group.state is STABLE
+        return {
+            "error_code": ErrorCode.NONE,
+            "group_id": group_id,
+            "group_state": group.state.value,
+            "protocol_type": group.protocol_type or "",
+            "protocol_data": (group.protocol or "") if stable else "",
+            "members": [
+                {
+                    "member_id": member.member_id,
+                    "group_instance_id": member.instance_id,
+                    "client_id": member.client_id,
+                    "client_host": member.client_host,
+                    "member_metadata": member.metadata(group.protocol) if stable else b"",
+                    "member_assignment": member.assignment,
+                }
+                for member in group.members
+            ],
+        }
+
+    def listed(self) -> list[Mapping[str, Any]]:
+        return [
+            {
+                "group_id": group.group_id,
+                "protocol_type": group.protocol_type or "",
+                "group_state": group.state.value,
+                "group_type": "classic",
+            }
+            for group in self.groups.values()
+        ]

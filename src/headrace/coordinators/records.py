@@ -1,0 +1,270 @@
+"""The records of `__consumer_offsets`, byte for byte as Kafka writes them, so that tools that read the topic work.
+
+A key begins with a version that also says what the record is: 0 and 1 an offset, 2 a classic group. Values have
+versions of their own. Offsets are written as version 3 (version 1 when the client set a time of expiry), groups as
+version 3, as Kafka 4 does; every version that Kafka ever wrote is read, the flexible version 4 too. Invariant: what is
+encoded here decodes to the same. Keys of other kinds (the consumer protocol's) decode to None. The runtime's replay
+and the group shard call it.
+"""
+
+import struct
+from typing import Final, NamedTuple
+
+from headrace.base.errors import ErrorCode, KafkaError
+
+OFFSET_KEY_VERSION: Final = 1
+GROUP_KEY_VERSION: Final = 2
+VALUE_VERSION: Final = 3
+EXPIRING_VALUE_VERSION: Final = 1
+FLEXIBLE_FROM: Final = 4
+NEVER: Final = -1
+
+_SHORT = struct.Struct(">h")
+_INT = struct.Struct(">i")
+_LONG = struct.Struct(">q")
+
+
+class OffsetKey(NamedTuple):
+    """Whose offset, of which partition."""
+
+    group: str
+    topic: str
+    partition: int
+
+
+class GroupKey(NamedTuple):
+    """A classic group."""
+
+    group: str
+
+
+class OffsetValue(NamedTuple):
+    """A committed offset."""
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_timestamp_ms: int
+    expire_timestamp_ms: int = NEVER
+
+
+class MemberValue(NamedTuple):
+    """A member of a classic group in its generation."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    subscription: bytes
+    assignment: bytes
+
+
+class GroupValue(NamedTuple):
+    """A classic group as of one generation."""
+
+    protocol_type: str
+    generation: int
+    protocol: str | None
+    leader: str | None
+    state_timestamp_ms: int
+    members: tuple[MemberValue, ...]
+
+
+def offset_key(group: str, topic: str, partition: int) -> bytes:
+    return b"".join((_SHORT.pack(OFFSET_KEY_VERSION), _string(group), _string(topic), _INT.pack(partition)))
+
+
+def group_key(group: str) -> bytes:
+    return _SHORT.pack(GROUP_KEY_VERSION) + _string(group)
+
+
+def offset_value(value: OffsetValue) -> bytes:
+    if value.expire_timestamp_ms != NEVER:
+        return b"".join(
+            (
+                _SHORT.pack(EXPIRING_VALUE_VERSION),
+                _LONG.pack(value.offset),
+                _string(value.metadata),
+                _LONG.pack(value.commit_timestamp_ms),
+                _LONG.pack(value.expire_timestamp_ms),
+            )
+        )
+    return b"".join(
+        (
+            _SHORT.pack(VALUE_VERSION),
+            _LONG.pack(value.offset),
+            _INT.pack(value.leader_epoch),
+            _string(value.metadata),
+            _LONG.pack(value.commit_timestamp_ms),
+        )
+    )
+
+
+def group_value(value: GroupValue) -> bytes:
+    parts = [
+        _SHORT.pack(VALUE_VERSION),
+        _string(value.protocol_type),
+        _INT.pack(value.generation),
+        _string(value.protocol),
+        _string(value.leader),
+        _LONG.pack(value.state_timestamp_ms),
+        _INT.pack(len(value.members)),
+    ]
+    for member in value.members:
+        parts += (
+            _string(member.member_id),
+            _string(member.instance_id),
+            _string(member.client_id),
+            _string(member.client_host),
+            _INT.pack(member.rebalance_timeout_ms),
+            _INT.pack(member.session_timeout_ms),
+            _INT.pack(len(member.subscription)),
+            member.subscription,
+            _INT.pack(len(member.assignment)),
+            member.assignment,
+        )
+    return b"".join(parts)
+
+
+def decode_key(data: bytes) -> OffsetKey | GroupKey | None:
+    """What a record is about; None for kinds that are not known here."""
+    reader = _Reader(data)
+    version = reader.int16()
+    if version in (0, OFFSET_KEY_VERSION):
+        return OffsetKey(reader.text(), reader.text(), reader.int32())
+    if version == GROUP_KEY_VERSION:
+        return GroupKey(reader.text())
+    return None
+
+
+def decode_offset(data: bytes) -> OffsetValue:
+    reader = _Reader(data)
+    version = reader.version(FLEXIBLE_FROM)
+    offset = reader.int64()
+    leader_epoch = reader.int32() if version >= 3 else -1
+    metadata = reader.text()
+    committed_ms = reader.int64()
+    expires_ms = reader.int64() if version == EXPIRING_VALUE_VERSION else NEVER
+    return OffsetValue(offset, leader_epoch, metadata, committed_ms, expires_ms)
+
+
+def decode_group(data: bytes) -> GroupValue:
+    reader = _Reader(data)
+    version = reader.version(FLEXIBLE_FROM)
+    protocol_type = reader.text()
+    generation = reader.int32()
+    protocol, leader = reader.optional_text(), reader.optional_text()
+    timestamp_ms = reader.int64() if version >= 2 else -1
+    members = tuple([_member(reader, version) for _ in range(reader.count())])
+    return GroupValue(protocol_type, generation, protocol, leader, timestamp_ms, members)
+
+
+def _member(reader: "_Reader", version: int) -> MemberValue:
+    member_id = reader.text()
+    instance_id = reader.optional_text() if version >= 3 else None
+    client_id, client_host = reader.text(), reader.text()
+    rebalance_ms = reader.int32() if version >= 1 else -1
+    session_ms = reader.int32()
+    subscription, assignment = reader.blob(), reader.blob()
+    reader.skip_tags()
+    if rebalance_ms < 0:
+        rebalance_ms = session_ms
+    return MemberValue(
+        member_id, instance_id, client_id, client_host, rebalance_ms, session_ms, subscription, assignment
+    )
+
+
+def subscribed_topics(metadata: bytes) -> set[str] | None:
+    """The topics that a consumer's protocol metadata names; None when it is not a consumer's."""
+    try:
+        reader = _Reader(metadata)
+        reader.int16()
+        return {reader.text() for _ in range(reader.count())}
+    except KafkaError:
+        return None
+
+
+def _string(text: str | None) -> bytes:
+    if text is None:
+        return b"\xff\xff"
+    data = text.encode()
+    return _SHORT.pack(len(data)) + data
+
+
+class _Reader:
+    """A cursor over one key or value. What does not fit its lengths is a corrupt record."""
+
+    __slots__ = ("_compact", "_data", "_pos")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._pos = 0
+        self._compact = False
+
+    def version(self, last: int) -> int:
+        version = self.int16()
+        if not 0 <= version <= last:
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a value of unknown version {version}")
+        self._compact = version >= FLEXIBLE_FROM
+        return version
+
+    def int16(self) -> int:
+        return int(_SHORT.unpack(self._take(2))[0])
+
+    def int32(self) -> int:
+        return int(_INT.unpack(self._take(4))[0])
+
+    def int64(self) -> int:
+        return int(_LONG.unpack(self._take(8))[0])
+
+    def text(self) -> str:
+        found = self.optional_text()
+        if found is None:
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "a string is missing")
+        return found
+
+    def optional_text(self) -> str | None:
+        size = self._varint() - 1 if self._compact else self.int16()
+        if size < 0:
+            return None
+        try:
+            return str(self._take(size), "utf-8")
+        except UnicodeDecodeError:
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "a string is not UTF-8") from None
+
+    def blob(self) -> bytes:
+        size = self._varint() - 1 if self._compact else self.int32()
+        return self._take(max(size, 0))
+
+    def count(self) -> int:
+        count = self._varint() - 1 if self._compact else self.int32()
+        if count > len(self._data) - self._pos:
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "an array is longer than its record")
+        return max(count, 0)
+
+    def skip_tags(self) -> None:
+        if self._compact:
+            for _ in range(self._varint()):
+                self._varint()
+                self._take(self._varint())
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+            if shift > 28:
+                raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "a number is too long")
+
+    def _take(self, size: int) -> bytes:
+        start = self._pos
+        end = start + size
+        if end > len(self._data):
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "a record is cut short")
+        self._pos = end
+        return self._data[start:end]

@@ -1,0 +1,275 @@
+"""OffsetCommit, OffsetFetch, OffsetDelete: where the consumers of a group are.
+
+Behaviour. A commit is checked against the topics that exist and then given to the group's coordinator, which
+answers when it is stored; what is refused for one partition does not keep the others from being committed. A fetch
+answers at once, with what is committed: offset -1 without an error where nothing is, which sends a consumer to its
+`auto.offset.reset`. Consumers that assign partitions to themselves commit without a generation and need no group.
+Versions: OffsetFetch asks for one group before 8, for many from then on, and for all partitions with null; topics
+by id from 10 on, in both. Left out: `require_stable` finds nothing unstable until there are transactions.
+"""
+
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import Any
+
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.ids import ZERO_ID
+from headrace.cluster.image import TopicImage
+from headrace.coordinators.group_shard import Commit, CommitResult, Committer
+from headrace.coordinators.records import OffsetValue
+from headrace.security.authorizer import Operation, ResourceType
+from headrace.server.broker import Broker
+from headrace.server.context import RequestContext
+from headrace.server.router import Body, Handler
+from headrace.wire.apis import Api
+from headrace.wire.messages import Message
+
+GROUPS_FROM = 8
+TOPIC_IDS_FROM = 10
+GROUP_ERROR_FROM = 2
+NOTHING_COMMITTED = -1
+STRING_BYTES_MAX = 32_767
+
+
+# -- commit ------------------------------------------------------------------------------------------------------------
+
+
+def handle_offset_commit(broker: Broker, context: RequestContext, request: Message) -> Body | Awaitable[Body]:
+    """Store how far a group has read."""
+    by_id = context.version >= TOPIC_IDS_FROM
+    refusal = _refusal(context, request.group_id)
+    commits: list[Commit] = []
+    errors: dict[tuple[str | bytes, int], ErrorCode] = {}
+    names: dict[str, str | bytes] = {}
+    for topic in request.topics:
+        key: str | bytes = topic.topic_id if by_id else topic.name
+        found = broker.image.topic_by_id(topic.topic_id) if by_id else broker.image.topics.get(topic.name)
+        error = refusal or _topic_error(context, found, topic, by_id)
+        count = len(found.partitions) if found is not None else 0
+        name = found.name if found is not None else ""
+        names[name] = key
+        for each in topic.partitions:
+            index = each.partition_index
+            if error is not ErrorCode.NONE:
+                errors[key, index] = error
+            elif not 0 <= index < count:
+                errors[key, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                metadata = each.committed_metadata or ""
+                commits.append(
+                    Commit(name, index, each.committed_offset, each.committed_leader_epoch, metadata)
+                )
+    if not commits:
+        return _committed(context, request, errors)
+    who = Committer(
+        request.group_id,
+        request.member_id,
+        request.group_instance_id,
+        request.generation_id_or_member_epoch,
+        request.retention_time_ms,
+        context.version,
+    )
+    try:
+        answer = broker.groups.commit(who, commits)
+    except KafkaError as refused:
+        answer = [(each.topic, each.partition, refused.code) for each in commits]
+    if isinstance(answer, list):
+        errors.update({(names[name], index): code for name, index, code in answer})
+        return _committed(context, request, errors)
+    return _committed_later(context, request, errors, names, answer)
+
+
+async def _committed_later(
+    context: RequestContext,
+    request: Message,
+    errors: dict[tuple[str | bytes, int], ErrorCode],
+    names: Mapping[str, str | bytes],
+    answer: Awaitable[CommitResult],
+) -> Body:
+    errors.update({(names[name], index): code for name, index, code in await answer})
+    return _committed(context, request, errors)
+
+
+def _refusal(context: RequestContext, group_id: str) -> ErrorCode:
+    if not context.authorize(Operation.READ, ResourceType.GROUP, group_id):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    return ErrorCode.INVALID_GROUP_ID if len(group_id.encode()) > STRING_BYTES_MAX else ErrorCode.NONE
+
+
+def _topic_error(context: RequestContext, found: TopicImage | None, topic: Message, by_id: bool) -> ErrorCode:
+    name = topic.name if found is None else found.name
+    if by_id and found is None:
+        return ErrorCode.UNKNOWN_TOPIC_ID
+    if not context.authorize(Operation.READ, ResourceType.TOPIC, name):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return ErrorCode.NONE if found is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _committed(
+    context: RequestContext, request: Message, errors: Mapping[tuple[str | bytes, int], ErrorCode]
+) -> Body:
+    by_id = context.version >= TOPIC_IDS_FROM
+    topics = [
+        {
+            "name": topic.name,
+            "topic_id": topic.topic_id,
+            "partitions": [
+                {
+                    "partition_index": each.partition_index,
+                    "error_code": errors[topic.topic_id if by_id else topic.name, each.partition_index],
+                }
+                for each in topic.partitions
+            ],
+        }
+        for topic in request.topics
+    ]
+    return {"throttle_time_ms": context.throttle_ms, "topics": topics}
+
+
+# -- fetch -------------------------------------------------------------------------------------------------------------
+
+
+def handle_offset_fetch(broker: Broker, context: RequestContext, request: Message) -> Body:
+    """The committed offsets of groups."""
+    if context.version >= GROUPS_FROM:
+        groups = [_group(broker, context, group.group_id, group.topics) for group in request.groups]
+        return {"throttle_time_ms": context.throttle_ms, "groups": groups}
+    answer = _group(broker, context, request.group_id, request.topics)
+    del answer["group_id"]
+    for topic in answer["topics"]:
+        del topic["topic_id"]
+    return {"throttle_time_ms": context.throttle_ms, **answer}
+
+
+def _group(
+    broker: Broker, context: RequestContext, group_id: str, topics: list[Message] | None
+) -> dict[str, Any]:
+    error = ErrorCode.NONE
+    offsets: Mapping[tuple[str, int], OffsetValue] = {}
+    if not context.authorize(Operation.DESCRIBE, ResourceType.GROUP, group_id):
+        error = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    else:
+        try:
+            offsets = broker.groups.offsets(group_id)
+        except KafkaError as refused:
+            error = refused.code
+    if error is not ErrorCode.NONE and context.version >= GROUP_ERROR_FROM:
+        return {"group_id": group_id, "topics": [], "error_code": error}
+    if topics is None:
+        answers = _all_topics(broker, context, offsets)
+    else:
+        answers = [_topic(broker, context, topic, offsets, error) for topic in topics]
+    return {"group_id": group_id, "topics": answers, "error_code": ErrorCode.NONE}
+
+
+def _all_topics(
+    broker: Broker, context: RequestContext, offsets: Mapping[tuple[str, int], OffsetValue]
+) -> list[dict[str, Any]]:
+    partitions: dict[str, list[int]] = {}
+    for name, index in offsets:
+        partitions.setdefault(name, []).append(index)
+    answers = []
+    for name, indexes in partitions.items():
+        topic = broker.image.topics.get(name)
+        if not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name):
+            continue
+        if topic is None and context.version >= TOPIC_IDS_FROM:
+            continue
+        answers.append(
+            {
+                "name": name,
+                "topic_id": ZERO_ID if topic is None else topic.id,
+                "partitions": [_offset(index, offsets[name, index], ErrorCode.NONE) for index in indexes],
+            }
+        )
+    return answers
+
+
+def _topic(
+    broker: Broker,
+    context: RequestContext,
+    topic: Message,
+    offsets: Mapping[tuple[str, int], OffsetValue],
+    error: ErrorCode,
+) -> dict[str, Any]:
+    name, topic_id = topic.name, ZERO_ID
+    if context.version >= TOPIC_IDS_FROM:
+        topic_id = topic.topic_id
+        known = broker.image.topic_by_id(topic_id)
+        if known is None:
+            name, error = "", ErrorCode.UNKNOWN_TOPIC_ID
+        else:
+            name = known.name
+    if error is ErrorCode.NONE and not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name):
+        error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return {
+        "name": name,
+        "topic_id": topic_id,
+        "partitions": [
+            _offset(index, None if error else offsets.get((name, index)), error)
+            for index in topic.partition_indexes
+        ],
+    }
+
+
+def _offset(index: int, value: OffsetValue | None, error: ErrorCode) -> dict[str, Any]:
+    if value is None:
+        return {
+            "partition_index": index,
+            "committed_offset": NOTHING_COMMITTED,
+            "committed_leader_epoch": -1,
+            "metadata": "",
+            "error_code": error,
+        }
+    return {
+        "partition_index": index,
+        "committed_offset": value.offset,
+        "committed_leader_epoch": value.leader_epoch,
+        "metadata": value.metadata,
+        "error_code": ErrorCode.NONE,
+    }
+
+
+# -- delete ------------------------------------------------------------------------------------------------------------
+
+
+async def handle_offset_delete(broker: Broker, context: RequestContext, request: Message) -> Body:
+    """Forget committed offsets of topics that no member of the group reads."""
+    if not context.authorize(Operation.DELETE, ResourceType.GROUP, request.group_id):
+        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    results: dict[tuple[str, int], ErrorCode] = {}
+    wanted: list[tuple[str, int]] = []
+    for topic in request.topics:
+        found = broker.image.topics.get(topic.name)
+        error = _topic_error(context, found, topic, by_id=False)
+        for each in topic.partitions:
+            index = each.partition_index
+            if error is not ErrorCode.NONE:
+                results[topic.name, index] = error
+            elif found is None or not 0 <= index < len(found.partitions):
+                results[topic.name, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                wanted.append((topic.name, index))
+    answer = broker.groups.delete_offsets(request.group_id, wanted)
+    error, told = answer if isinstance(answer, tuple) else await answer
+    if error is not ErrorCode.NONE:
+        return {"throttle_time_ms": context.throttle_ms, "error_code": error, "topics": []}
+    results.update({(name, index): code for name, index, code in told})
+    return {
+        "throttle_time_ms": context.throttle_ms,
+        "error_code": ErrorCode.NONE,
+        "topics": [{"name": topic.name, "partitions": _deleted(topic, results)} for topic in request.topics],
+    }
+
+
+def _deleted(topic: Message, results: Mapping[tuple[str, int], ErrorCode]) -> Iterable[dict[str, Any]]:
+    return [
+        {"partition_index": each.partition_index, "error_code": results[topic.name, each.partition_index]}
+        for each in topic.partitions
+    ]
+
+
+HANDLERS: dict[Api, Handler] = {
+    Api.OFFSET_COMMIT: handle_offset_commit,
+    Api.OFFSET_FETCH: handle_offset_fetch,
+    Api.OFFSET_DELETE: handle_offset_delete,
+}

@@ -1,0 +1,154 @@
+"""A group consumer of each foreign client, behind one small face, for tests of sharing, leaving and resuming.
+
+A member polls in a thread of its own from start to stop, because clients rebalance and commit only while they are
+polled. It writes down which partitions it holds and which records it saw; tests wait for what it wrote.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from tests.compat.samples import QUIET, WAIT_S
+
+SESSION_MS = 10_000
+POLL_S = 0.1
+
+
+class Member:
+    """A consumer in a group. `held` is what it is assigned, `seen` (partition, offset) of what it read."""
+
+    def __init__(self, bootstrap: str, group: str, topic: str, **config: Any) -> None:
+        self.bootstrap, self.group, self.topic, self.config = bootstrap, group, topic, config
+        self.held: set[int] = set()
+        self.seen: list[tuple[int, int]] = []
+        self.failure: BaseException | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Commit, leave the group, and be gone."""
+        self._stopping.set()
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive(), "the consumer does not stop"
+        if self.failure is not None:
+            raise self.failure
+
+    def _run(self) -> None:
+        try:
+            self.consume()
+        except BaseException as error:
+            self.failure = error
+
+    def consume(self) -> None:
+        raise NotImplementedError
+
+
+class Confluent(Member):
+    def consume(self) -> None:
+        from confluent_kafka import Consumer, KafkaException
+
+        consumer = Consumer(
+            {
+                **QUIET,
+                "bootstrap.servers": self.bootstrap,
+                "group.id": self.group,
+                "auto.offset.reset": "earliest",
+                "session.timeout.ms": SESSION_MS,
+                "heartbeat.interval.ms": 300,
+                **self.config,
+            }
+        )
+        try:
+            consumer.subscribe([self.topic])
+            while not self._stopping.is_set():
+                message = consumer.poll(POLL_S)
+                self.held = {each.partition for each in consumer.assignment()}
+                if message is None:
+                    continue
+                if message.error():
+                    if not message.error().retriable():
+                        raise KafkaException(message.error())
+                    continue
+                self.seen.append((message.partition(), message.offset()))
+        finally:
+            consumer.close()
+
+
+class KafkaPython(Member):
+    def consume(self) -> None:
+        from kafka import KafkaConsumer
+
+        consumer = KafkaConsumer(
+            self.topic,
+            bootstrap_servers=self.bootstrap,
+            group_id=self.group,
+            auto_offset_reset="earliest",
+            session_timeout_ms=SESSION_MS,
+            heartbeat_interval_ms=300,
+            **self.config,
+        )
+        try:
+            while not self._stopping.is_set():
+                for batch in consumer.poll(timeout_ms=int(POLL_S * 1000)).values():
+                    self.seen += [(record.partition, record.offset) for record in batch]
+                self.held = {each.partition for each in consumer.assignment()}
+        finally:
+            consumer.close()
+
+
+class Aiokafka(Member):
+    def consume(self) -> None:
+        asyncio.run(self._consume())
+
+    async def _consume(self) -> None:
+        from aiokafka import AIOKafkaConsumer
+
+        consumer = AIOKafkaConsumer(
+            self.topic,
+            bootstrap_servers=self.bootstrap,
+            group_id=self.group,
+            auto_offset_reset="earliest",
+            session_timeout_ms=SESSION_MS,
+            heartbeat_interval_ms=300,
+            **self.config,
+        )
+        await consumer.start()
+        try:
+            while not self._stopping.is_set():
+                for batch in (await consumer.getmany(timeout_ms=int(POLL_S * 1000))).values():
+                    self.seen += [(record.partition, record.offset) for record in batch]
+                self.held = {each.partition for each in consumer.assignment()}
+        finally:
+            await consumer.stop()
+
+
+MEMBERS: dict[str, Callable[..., Member]] = {
+    "confluent": Confluent,
+    "kafka-python": KafkaPython,
+    "aiokafka": Aiokafka,
+}
+
+
+def wait_until(holds: Callable[[], bool], what: str, *members: Member) -> None:
+    """Wait until a condition holds; say what was hoped for when it does not."""
+    deadline_s = time.monotonic() + WAIT_S
+    pause = threading.Event()
+    while not holds():
+        for member in members:
+            if member.failure is not None:
+                raise member.failure
+        states = [(sorted(member.held), len(member.seen)) for member in members]
+        assert time.monotonic() < deadline_s, f"not in {WAIT_S} s: {what}; members hold and saw {states}"
+        pause.wait(0.02)
