@@ -60,6 +60,9 @@ class World:
     def write_timeout_ms(self) -> int:
         return 5000
 
+    def compression(self) -> int:
+        return 0
+
     def advance(self, ms: int) -> None:
         """Move the clock, and set off what is due by then."""
         self.clock.advance(ms)

@@ -58,6 +58,10 @@ class World(Protocol):
 
     def write_timeout_ms(self) -> int: ...
 
+    def compression(self) -> int:
+        """The codec that records are stored with."""
+        ...
+
 
 class _Alarm:
     """A timer that is moved by writing a number: a heartbeat must not cost a new timer."""
@@ -144,7 +148,8 @@ class Shard(Generic[M]):
                 raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             partition = self._world.coordinator_partition(self.index)
             now_ms = self._world.now_ms()
-            batch = build_batch([(now_ms, key, value, ()) for key, value in write.records])
+            records = [(now_ms, key, value, ()) for key, value in write.records]
+            batch = build_batch(records, compression=self._world.compression())
             if len(batch) > partition.log.config.max_message_bytes:
                 raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{len(batch)} bytes of records at once")
             appended = partition.append_from_coordinator(batch, now_ms)

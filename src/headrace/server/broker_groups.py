@@ -53,6 +53,9 @@ class _World:
     def write_timeout_ms(self) -> int:
         return self._broker.config.offsets_commit_timeout_ms
 
+    def compression(self) -> int:
+        return self._broker.config.offsets_topic_compression_codec
+
 
 class GroupCoordinator:
     """What handlers ask of groups. Each call raises KafkaError while the group's shard cannot answer."""
