@@ -17,18 +17,13 @@ from headrace.cluster.image import BROKER_RESOURCE, EMPTY, ClusterImage, apply
 from headrace.cluster.records import BrokerRecord, MetadataRecord
 from headrace.security.authorizer import ANONYMOUS, Operation, Principal, ResourceType
 from headrace.server.context import Peer, RequestContext
-from headrace.server.handlers import cluster, configs, groups, topics
+from headrace.server.handlers import cluster, configs, topics
 from headrace.server.router import Handler
 from headrace.storage.memory import MemoryFileSystem
 from headrace.wire.apis import Api
 from headrace.wire.messages import Message, decode_request, decode_response, encode_request, encode_response
 
-HANDLERS: dict[Api, Handler] = {
-    **topics.HANDLERS,
-    **configs.HANDLERS,
-    **cluster.HANDLERS,
-    **groups.HANDLERS,
-}
+HANDLERS: dict[Api, Handler] = {**topics.HANDLERS, **configs.HANDLERS, **cluster.HANDLERS}
 NODE = 1
 
 

@@ -144,6 +144,9 @@ def test_commits_are_refused_for_what_is_not_there(client: RawClient) -> None:
     assert commit(client, "g", 8, partitions=(0, 2, -1)) == [0, unknown, unknown]
     assert commit(client, "g", 8, topic="no-such") == [unknown]
     assert commit(client, "g", 10, topic_id=b"x" * 16) == [ErrorCode.UNKNOWN_TOPIC_ID]
+    asked = [{"topic_id": b"x" * 16, "partition_indexes": [0]}]
+    [group] = client.call(Api.OFFSET_FETCH, 10, {"groups": [{"group_id": "g", "topics": asked}]}).groups
+    assert group.topics[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
     assert commit(client, "g", 8, metadata="m" * 4097) == [ErrorCode.OFFSET_METADATA_TOO_LARGE]
     assert commit(client, "g", 8, metadata="m" * 4096) == [0]
 
