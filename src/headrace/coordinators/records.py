@@ -22,6 +22,9 @@ NEVER: Final = -1
 _SHORT = struct.Struct(">h")
 _INT = struct.Struct(">i")
 _LONG = struct.Struct(">q")
+_PLAIN_OFFSET = struct.Struct(">hqih")
+_OFFSET_KEYS = (_SHORT.pack(OFFSET_KEY_VERSION), _SHORT.pack(0))
+_PLAIN_VERSION = _SHORT.pack(VALUE_VERSION)
 
 
 class OffsetKey(NamedTuple):
@@ -130,24 +133,52 @@ def group_value(value: GroupValue) -> bytes:
 
 def decode_key(data: bytes) -> OffsetKey | GroupKey | None:
     """What a record is about; None for kinds that are not known here."""
+    if data[:2] in _OFFSET_KEYS:
+        return _plain_offset_key(data)
     reader = _Reader(data)
     version = reader.int16()
-    if version in (0, OFFSET_KEY_VERSION):
-        return OffsetKey(reader.text(), reader.text(), reader.int32())
     if version == GROUP_KEY_VERSION:
         return GroupKey(reader.text())
     return None
 
 
+def _plain_offset_key(data: bytes) -> OffsetKey:
+    """By position, not by cursor: a restart decodes one for every commit that was ever made."""
+    try:
+        topic_at = 4 + _SHORT.unpack_from(data, 2)[0]
+        end = topic_at + 2 + _SHORT.unpack_from(data, topic_at)[0]
+        if topic_at >= 4 and topic_at + 2 <= end:
+            group, topic = str(data[4:topic_at], "utf-8"), str(data[topic_at + 2 : end], "utf-8")
+            return OffsetKey(group, topic, _INT.unpack_from(data, end)[0])
+    except (struct.error, UnicodeDecodeError):
+        pass
+    raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "a key of an offset is cut short")
+
+
 def decode_offset(data: bytes) -> OffsetValue:
+    if data[:2] == _PLAIN_VERSION:
+        return _plain_offset(data)
     reader = _Reader(data)
     version = reader.version(FLEXIBLE_FROM)
     offset = reader.int64()
-    leader_epoch = reader.int32() if version >= 3 else -1
+    leader_epoch = reader.int32() if version >= FLEXIBLE_FROM else -1
     metadata = reader.text()
     committed_ms = reader.int64()
     expires_ms = reader.int64() if version == EXPIRING_VALUE_VERSION else NEVER
     return OffsetValue(offset, leader_epoch, metadata, committed_ms, expires_ms)
+
+
+def _plain_offset(data: bytes) -> OffsetValue:
+    """Version 3, which all but a few are: by position too."""
+    try:
+        _, offset, leader_epoch, size = _PLAIN_OFFSET.unpack_from(data)
+        end = _PLAIN_OFFSET.size + size
+        if size >= 0:
+            metadata = str(data[_PLAIN_OFFSET.size : end], "utf-8")
+            return OffsetValue(offset, leader_epoch, metadata, _LONG.unpack_from(data, end)[0])
+    except (struct.error, UnicodeDecodeError):
+        pass
+    raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the value of an offset is cut short")
 
 
 def decode_group(data: bytes) -> GroupValue:
