@@ -9,6 +9,7 @@ request's timeout. Versions: 0 to 2 carry message formats that are gone and are 
 
 from headrace.base.clock import Timer
 from headrace.base.errors import ErrorCode, KafkaError
+from headrace.cluster.names import is_internal
 from headrace.replication.partition import Partition
 from headrace.security.authorizer import Operation, ResourceType
 from headrace.server.broker import Broker
@@ -25,6 +26,7 @@ from headrace.wire.produce import (
 )
 
 ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
+ADMIN_CLIENT_ID = "__admin_client"  # whom Kafka lets write to the cluster's own topics
 ZSTD_FROM = 7
 
 
@@ -103,6 +105,10 @@ class _Pending:
 
     def append(self, results: list[ProduceResult], topic: str, data: ProducePartition) -> None:
         try:
+            if is_internal(topic) and self._exchange.context.client_id != ADMIN_CLIENT_ID:
+                raise KafkaError(
+                    ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {topic}"
+                )
             partition = self._broker.partition(topic, data.partition)
             if self._acks == ACKS_ALL:
                 self._broker.check_min_insync(partition)
