@@ -1,7 +1,7 @@
-"""Builds the one optional extension: the record codec, compiled from the same source that Python can interpret.
+"""Builds the optional extensions: the record codec, compiled from the same sources that Python can interpret.
 
-Everything else about the package is in pyproject.toml. Without Cython or a C compiler the install goes on without the
-extension, and says so; `python setup.py build_ext --inplace` builds it in a source tree.
+Everything else about the package is in pyproject.toml. Without Cython or a C compiler the install goes on without
+them, and says so; `python setup.py build_ext --inplace` builds them in a source tree.
 """
 
 import sys
@@ -10,8 +10,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-NAME = "headrace.records._codec"
-SOURCE = Path("src", "headrace", "records", "_codec.py")
+NAMES = ("_codec", "_compaction")
+FOLDER = Path("src", "headrace", "records")
 
 
 def say(text: str) -> None:
@@ -36,11 +36,12 @@ def extensions() -> list[Extension]:
     except ImportError:
         say("record codec NOT compiled (no Cython): it will be interpreted, many times slower")
         return []
-    extension = Extension(NAME, [str(SOURCE)], extra_compile_args=["-O3", "-g0"])
+    codec = [
+        Extension(f"headrace.records.{name}", [str(FOLDER / f"{name}.py")], extra_compile_args=["-O3", "-g0"])
+        for name in NAMES
+    ]
     # The C file is an intermediate product: it belongs under build/, not beside its source.
-    built: list[Extension] = cythonize(
-        [extension], build_dir="build/cython", include_path=["src"], quiet=True
-    )
+    built: list[Extension] = cythonize(codec, build_dir="build/cython", include_path=["src"], quiet=True)
     for one in built:
         one.optional = True  # here, because cythonize does not carry it over
     return built

@@ -50,7 +50,7 @@ class Worker:
             error: Exception | None = None
             try:
                 work()
-            except OSError as failure:
+            except (KafkaError, OSError) as failure:
                 error = failure
             if done is not None:
                 done(error)

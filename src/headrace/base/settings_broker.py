@@ -10,7 +10,6 @@ from dataclasses import field
 from headrace.base.settings_coordinators import CoordinatorConfig
 from headrace.base.settings_topic import (
     CLEANUP_POLICIES,
-    COMPACTION,
     COMPRESSION_TYPES,
     DAY_MS,
     HOUR_MS,
@@ -163,14 +162,12 @@ class BrokerConfig(CoordinatorConfig):
         "How long the compactor rests when there is nothing to do.",
         bound=AtLeast(0),
         reload=_LIVE,
-        needs=COMPACTION,
     )
     log_cleaner_dedupe_buffer_size: int = setting(
         128 * 1024 * 1024,
         _LONG,
         "The memory the compactor's table of keys may take.",
         reload=_LIVE,
-        needs=COMPACTION,
     )
     log_cleaner_delete_retention_ms: int = setting(
         DAY_MS,
@@ -178,15 +175,20 @@ class BrokerConfig(CoordinatorConfig):
         "How long compacted topics keep tombstones.",
         bound=AtLeast(0),
         reload=_LIVE,
-        needs=COMPACTION,
     )
-    log_cleaner_enable: bool = setting(True, _BOOLEAN, "Whether the compactor runs.", needs=COMPACTION)
+    log_cleaner_enable: bool = setting(True, _BOOLEAN, "Whether the compactor runs.")
+    log_cleaner_io_buffer_load_factor: float = setting(
+        0.9,
+        _DOUBLE,
+        "How full the compactor's table of keys may get; the fuller, the more keys it holds and the slower it is.",
+        bound=Between(0, 1),
+        reload=_LIVE,
+    )
     log_cleaner_io_max_bytes_per_second: float = setting(
         1.7976931348623157e308,
         _DOUBLE,
         "How fast the compactor may read and write.",
         reload=_LIVE,
-        needs=COMPACTION,
     )
     log_cleaner_max_compaction_lag_ms: int = setting(
         LONG_MAX,
@@ -194,7 +196,6 @@ class BrokerConfig(CoordinatorConfig):
         "The longest time a record may go without being considered for compaction.",
         bound=AtLeast(1),
         reload=_LIVE,
-        needs=COMPACTION,
     )
     log_cleaner_min_cleanable_ratio: float = setting(
         0.5,
@@ -202,7 +203,6 @@ class BrokerConfig(CoordinatorConfig):
         "The share of a log that must be uncompacted before the compactor takes it up.",
         bound=Between(0, 1),
         reload=_LIVE,
-        needs=COMPACTION,
     )
     log_cleaner_min_compaction_lag_ms: int = setting(
         0,
@@ -210,7 +210,6 @@ class BrokerConfig(CoordinatorConfig):
         "The shortest time a record stays uncompacted.",
         bound=AtLeast(0),
         reload=_LIVE,
-        needs=COMPACTION,
     )
     log_cleanup_policy: tuple[str, ...] = setting(
         ("delete",),

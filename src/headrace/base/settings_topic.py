@@ -35,7 +35,6 @@ TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 CLEANUP_POLICIES = ("compact", "delete")
 
 TIERING = "tiered storage"
-COMPACTION = "log compaction"
 REPLICATION = "replication between brokers"
 
 
@@ -88,7 +87,6 @@ class TopicConfig(Configuration):
         "beginning to the end and still see every deletion.",
         bound=AtLeast(0),
         synonyms=("log.cleaner.delete.retention.ms",),
-        needs=COMPACTION,
     )
     file_delete_delay_ms: int = setting(
         60_000,
@@ -157,7 +155,6 @@ class TopicConfig(Configuration):
         "The longest time a record of a compacted topic may go without being considered for compaction.",
         bound=AtLeast(1),
         synonyms=("log.cleaner.max.compaction.lag.ms",),
-        needs=COMPACTION,
     )
     max_message_bytes: int = setting(
         MESSAGE_BYTES_DEFAULT,
@@ -195,7 +192,6 @@ class TopicConfig(Configuration):
         "The share of a compacted log that must be uncompacted before the compactor takes it up.",
         bound=Between(0, 1),
         synonyms=("log.cleaner.min.cleanable.ratio",),
-        needs=COMPACTION,
     )
     min_compaction_lag_ms: int = setting(
         0,
@@ -203,7 +199,6 @@ class TopicConfig(Configuration):
         "The shortest time a record of a compacted topic stays as it is.",
         bound=AtLeast(0),
         synonyms=("log.cleaner.min.compaction.lag.ms",),
-        needs=COMPACTION,
     )
     min_insync_replicas: int = setting(
         1,

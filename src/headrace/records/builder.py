@@ -78,7 +78,7 @@ def build_batch(
         base_sequence=base_sequence,
         record_count=count,
     )
-    return _finish(header, out, compression_level)
+    return finish_batch(header, out, compression_level)
 
 
 def rebuild_batch(
@@ -100,7 +100,7 @@ def rebuild_batch(
         max_timestamp = max(max_timestamp, record.timestamp)
     if header.is_log_append_time or not records:
         max_timestamp = header.max_timestamp
-    return _finish(
+    return finish_batch(
         header._replace(record_count=len(records), max_timestamp=max_timestamp), out, compression_level
     )
 
@@ -114,7 +114,7 @@ def recompress(
     if header.record_count:
         out += _inflate(header, batch, limit)
     attributes = (header.attributes & ~COMPRESSION_MASK) | (compression & COMPRESSION_MASK)
-    return _finish(header._replace(attributes=attributes), out, level)
+    return finish_batch(header._replace(attributes=attributes), out, level)
 
 
 def iter_records(batch: Buffer, *, limit: int = INFLATED_BYTES_MAX) -> list[Record]:
@@ -153,7 +153,7 @@ def _inflate(header: BatchHeader, batch: Buffer, limit: int) -> memoryview:
     return decompress(header.compression, memoryview(batch)[HEADER_SIZE : header.size], limit)
 
 
-def _finish(header: BatchHeader, out: bytearray, level: int | None) -> bytes:
+def finish_batch(header: BatchHeader, out: bytearray, level: int | None = None) -> bytes:
     """Compress what `out` holds behind its room for a header, and write that header with lengths and CRC."""
     if not header.record_count:
         header = header._replace(attributes=header.attributes & ~COMPRESSION_MASK)

@@ -1,7 +1,8 @@
 """The record codec that this process uses: compiled where it was built, interpreted otherwise.
 
-Both come from `_codec.py`. HEADRACE_PURE=1 takes the interpreted one although the other is there, so that
-tests and a doubtful user can run either; `COMPILED` says which one it is. Nobody else imports `_codec`.
+Both come from one source, `_codec.py`, and `_compaction.py` for what log compaction adds. HEADRACE_PURE=1 takes the
+interpreted ones although the others are there, so that tests and a doubtful user can run either; `COMPILED` says which
+it is. Nobody else imports the two.
 """
 
 import importlib.machinery
@@ -14,22 +15,26 @@ from typing import Final
 
 from headrace.records.batch import BatchInfo, Record, Scan, ScanStop, SegmentScan
 
-_NAME: Final = "headrace.records._codec"
+_PACKAGE: Final = "headrace.records."
+_MODULES: Final = ("_codec", "_compaction")
 
 
-def load_interpreted() -> ModuleType:
-    """The codec's source as a module of its own, whether or not a compiled one is there."""
-    path = Path(__file__).with_name("_codec.py")
-    loader = importlib.machinery.SourceFileLoader(_NAME, str(path))
-    spec = importlib.util.spec_from_loader(_NAME, loader)
+def load_interpreted(module_name: str = "_codec") -> ModuleType:
+    """The source of one of the two as a module of its own, whether or not a compiled one is there."""
+    path = Path(__file__).with_name(module_name + ".py")
+    name = _PACKAGE + module_name
+    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     return module
 
 
-if os.environ.get("HEADRACE_PURE") == "1" and _NAME not in sys.modules:
-    sys.modules[_NAME] = load_interpreted()
+if os.environ.get("HEADRACE_PURE") == "1":
+    for _name in _MODULES:
+        if _PACKAGE + _name not in sys.modules:
+            sys.modules[_PACKAGE + _name] = load_interpreted(_name)
 
 from headrace.records import _codec  # noqa: E402  (after the choice above)
 from headrace.records._codec import (  # noqa: E402
@@ -46,6 +51,13 @@ from headrace.records._codec import (  # noqa: E402
     scan,
     scan_segment,
 )
+from headrace.records._compaction import (  # noqa: E402
+    SLOT_BYTES,
+    KeyMap,
+    filter_records,
+    map_keys,
+    rebase_records,
+)
 
 COMPILED: Final = not str(_codec.__file__).endswith(".py")
 
@@ -53,8 +65,10 @@ __all__ = [
     "COMPILED",
     "NULL_KEY",
     "NULL_VALUE",
+    "SLOT_BYTES",
     "BatchInfo",
     "Header",
+    "KeyMap",
     "Record",
     "RecordInput",
     "Scan",
@@ -64,9 +78,12 @@ __all__ = [
     "decode_records",
     "encode_record",
     "encode_records",
+    "filter_records",
     "find_offset",
     "find_timestamp",
     "load_interpreted",
+    "map_keys",
+    "rebase_records",
     "scan",
     "scan_segment",
 ]

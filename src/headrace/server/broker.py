@@ -97,6 +97,7 @@ class Broker:
         if self._ticker is not None:
             self._ticker.cancel()
         self.groups.stop()
+        self.logs.cleaner.stop()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -15,6 +15,7 @@ from headrace.storage.files import FileSystem
 
 RECOVERY_POINTS_NAME = "recovery-point-offset-checkpoint"
 LOG_STARTS_NAME = "log-start-offset-checkpoint"
+CLEANER_OFFSETS_NAME = "cleaner-offset-checkpoint"
 META_PROPERTIES_NAME = "meta.properties"
 PARTITION_METADATA_NAME = "partition.metadata"
 

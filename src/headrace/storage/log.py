@@ -248,16 +248,24 @@ class PartitionLog:
             return True
         first_timestamp = segment.first_timestamp
         age_ms = timestamp - first_timestamp if first_timestamp >= 0 else now_ms - segment.created_ms
-        if age_ms > config.segment_ms - config.segment_jitter_ms and age_ms > self._roll_age_ms(segment):
+        if age_ms > self._segment_ms - config.segment_jitter_ms and age_ms > self._roll_age_ms(segment):
             return True
         return segment.indexes_full(config.segment_index_bytes)
+
+    @property
+    def _segment_ms(self) -> int:
+        """segment.ms, or less: the active segment is not compacted, so a record may not stay in it for longer."""
+        config = self.config
+        if "compact" in config.cleanup_policy:
+            return min(config.segment_ms, config.max_compaction_lag_ms)
+        return config.segment_ms
 
     def _roll_age_ms(self, segment: Segment) -> int:
         """segment.ms less a share of segment.jitter.ms that is the segment's own and always the same."""
         jitter_ms = self.config.segment_jitter_ms
         if jitter_ms <= 0:
-            return self.config.segment_ms
-        return self.config.segment_ms - zlib.crc32(segment.log_path.encode()) % (jitter_ms + 1)
+            return self._segment_ms
+        return self._segment_ms - zlib.crc32(segment.log_path.encode()) % (jitter_ms + 1)
 
     def roll(self, now_ms: int = 0) -> Segment:
         """Seal the active segment and start the next at the log's end. OSError leaves the log as it was."""
@@ -478,6 +486,10 @@ class PartitionLog:
         """Tell a flush under way that these segments' files are about to go."""
         if self._ticket is not None:
             self._ticket.excused.update([segment.log_path for segment in segments])
+
+    def names_changed(self) -> None:
+        """Files were renamed: the next flush syncs the directory."""
+        self._new_names = True
 
     def is_settled(self, segment: Segment) -> bool:
         """Whether a sealed segment, its indexes and the snapshot at its end are known to be durable."""

@@ -28,6 +28,7 @@ from headrace.storage.checkpoints import (
     read_partition_metadata,
     write_meta_properties,
 )
+from headrace.storage.cleaner import Cleaner
 from headrace.storage.directories import (
     DELETED_SUFFIX,
     STRAY_SUFFIX,
@@ -100,6 +101,7 @@ class LogManager:
         self._worker = worker
         worker.prepare = self._prepare_flush
         self._upkeep = Upkeep(config, worker, clock.now_ms())
+        self.cleaner = Cleaner(fs, config, worker.submit, clock.now_ms())
         self._logs: dict[Key, PartitionLog] = {}
         self._topic_ids: dict[Key, bytes] = {}
         self._offline: dict[Key, KafkaError] = {}
@@ -148,6 +150,7 @@ class LogManager:
             elif is_deleted(name):
                 self._to_remove.append(name)
         self._checkpoints.read()
+        self.cleaner.load()
         if self._was_clean:
             # Gone for good before anything is written, or a power cut could bring it back over a log that changed.
             self.fs.remove(CLEAN_SHUTDOWN_NAME)
@@ -315,6 +318,7 @@ class LogManager:
     def _make(self, key: Key, topic_id: bytes, config: TopicConfig) -> PartitionLog:
         directory = directory_name(*key)
         self._checkpoints.make_room(key)
+        self.cleaner.forget(*key)
         try:
             self.fs.makedirs(directory)
             self._write_topic_id(key, directory, topic_id)
@@ -365,7 +369,7 @@ class LogManager:
 
     def reconfigure(self, config: BrokerConfig) -> None:
         """The broker's settings changed. A topic's are given to its logs."""
-        self._config = self._upkeep.config = config
+        self._config = self._upkeep.config = self.cleaner.config = config
 
     def sizes(self) -> list[LogSize]:
         """What each partition takes up, for DescribeLogDirs."""
@@ -386,6 +390,7 @@ class LogManager:
             return
         directory = log.directory if log is not None else directory_name(topic, partition)
         self._checkpoints.forget(key)
+        self.cleaner.forget(*key)
         if log is not None:
             self._upkeep.forget(log)
             # Its paths may soon be another log's: whoever still holds this one writes and flushes no more.
@@ -452,8 +457,9 @@ class LogManager:
     # -- upkeep ----------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
-        """What is due by now: flushes, rolls, retention, expiry, checkpoints, removal of deleted partitions."""
+        """What is due by now: flushes, rolls, retention, expiry, compaction, checkpoints, removal of the deleted."""
         self._upkeep.tick(self._logs.values(), now_ms, self.limit_offset)
+        self.cleaner.tick(self._logs.values, self.limit_offset, now_ms)
         if self._to_remove:
             self._remove_next()
         self._checkpoint(now_ms)

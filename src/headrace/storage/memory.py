@@ -107,7 +107,7 @@ class MemoryFileSystem:
             parent, name = os.path.split(path)
             if not create or parent not in self._directories:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            content = self._files[path] = _Content(sendable=name.endswith(".log"))
+            content = self._files[path] = _Content(sendable=name.endswith((".log", ".log.cleaned")))
             self._directories[parent].add(name)
         return MemoryFile(path, content, self)
 

@@ -8,6 +8,7 @@ only the two timestamp lookups look inside, and only at the one batch that holds
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.base.errors import ErrorCode, KafkaError
+from headrace.records.batch import parse_header
 from headrace.records.builder import iter_records
 from headrace.storage.files import FileRange
 
@@ -134,5 +135,23 @@ def max_timestamp_offset(log: "PartitionLog") -> TimestampOffset | None:
     start, end = located
     header = newest.header_at(start)
     assert header is not None
-    best = max(iter_records(newest.file().pread(end - start, start)), key=lambda record: record.timestamp)
+    records = iter_records(newest.file().pread(end - start, start))
+    if not records:
+        return _max_timestamp_by_headers(log)
+    best = max(records, key=lambda record: record.timestamp)
     return TimestampOffset(best.offset, best.timestamp, header.partition_leader_epoch)
+
+
+def _max_timestamp_by_headers(log: "PartitionLog") -> TimestampOffset | None:
+    """As `max_timestamp_offset`, where compaction emptied the batch that the index tells of: of those with records."""
+    newest: tuple[int, int, Segment, int] | None = None
+    for segment in log.segments:
+        for position, header in segment.headers():
+            if header.record_count and (newest is None or header.max_timestamp > newest[0]):
+                newest = header.max_timestamp, position, segment, header.size
+    if newest is None or newest[0] < 0:
+        return None
+    _, position, segment, size = newest
+    batch = segment.file().pread(size, position)
+    best = max(iter_records(batch), key=lambda record: record.timestamp)
+    return TimestampOffset(best.offset, best.timestamp, parse_header(batch).partition_leader_epoch)

@@ -34,11 +34,11 @@ from headrace.storage.segment import (
     TIME_INDEX_SUFFIX,
     Segment,
 )
+from headrace.storage.swaps import CLEANED_SUFFIX, SWAP_SUFFIX
 
 CORRUPT_SUFFIX: Final = ".corrupt"
-SWAP_SUFFIX: Final = ".swap"
 OFFSET_MAX: Final = 2**63 - 1
-LEFTOVER_SUFFIXES: Final = (DELETED_SUFFIX, ".cleaned", ".tmp")
+LEFTOVER_SUFFIXES: Final = (DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")
 
 logger = get_logger(__name__)
 
