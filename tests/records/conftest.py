@@ -11,16 +11,17 @@ import pytest
 from headrace.records import builder
 from headrace.records import codec as chosen
 
-NAME = "headrace.records._codec"
+PACKAGE = "headrace.records."
 
 
-def load_compiled() -> ModuleType | None:
+def load_compiled(module_name: str) -> ModuleType | None:
     """The compiled codec, even when the one in use is the interpreted one."""
+    name = PACKAGE + module_name
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = Path(chosen.__file__).with_name("_codec" + suffix)
+        path = Path(chosen.__file__).with_name(module_name + suffix)
         if path.exists():
-            loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
-            spec = importlib.util.spec_from_loader(NAME, loader)
+            loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+            spec = importlib.util.spec_from_loader(name, loader)
             assert spec is not None
             module = importlib.util.module_from_spec(spec)
             loader.exec_module(module)
@@ -28,8 +29,8 @@ def load_compiled() -> ModuleType | None:
     return None
 
 
-def load(kind: str) -> ModuleType:
-    module = chosen.load_interpreted() if kind == "interpreted" else load_compiled()
+def load(kind: str, module_name: str = "_codec") -> ModuleType:
+    module = chosen.load_interpreted(module_name) if kind == "interpreted" else load_compiled(module_name)
     if module is None:
         pytest.skip(
             "the record codec is not compiled here: no C compiler or no Cython when headrace was set up"

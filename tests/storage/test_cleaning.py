@@ -159,9 +159,7 @@ def test_control_and_transactional_batches_stay_and_replace_nothing() -> None:
     log = compacted()
     put(log, (b"a", b"1"))
     records = [(NOW_MS, b"a", b"2", ())]
-    transactional = build_batch(
-        records, producer_id=9, producer_epoch=0, base_sequence=0, transactional=True
-    )
+    transactional = build_batch(records, producer_id=9, producer_epoch=0, base_sequence=0, transactional=True)
     log.append(bytearray(transactional), leader_epoch=0, now_ms=NOW_MS, origin=Origin.CLIENT)
     put(log, (b"b", b"1"))
     before = read_all(log)
@@ -205,16 +203,28 @@ def test_small_segments_are_merged_up_to_the_size_of_one() -> None:
 
 
 def test_a_new_segment_tells_how_far_it_reaches_though_its_last_records_are_gone() -> None:
-    log = compacted()
+    log = compacted(segment_bytes=150)
     put(log, (b"a", b"1"))
     put(log, (b"b", b"1"))
-    log.roll(NOW_MS)
     put(log, (b"b", b"2"))
     seal(log)
-    log.config = log.config.replace(segment_bytes=100) if hasattr(log.config, "replace") else log.config
+    assert [segment.base_offset for segment in log.segments] == [0, 2, 3]
     clean(log)
     check_indexes(log)
+    assert [(h.base_offset, h.record_count) for h in headers_of(read_all(log))] == [(0, 1), (1, 0), (2, 1)]
     assert table(log) == {b"a": b"1", b"b": b"2"}
+
+
+def test_the_time_of_a_tombstone_does_not_begin_before_what_it_deletes_is_gone() -> None:
+    log = compacted(delete_retention_ms=1000)
+    put(log, (b"a", b"1"), (b"b", b"1"))
+    put(log, (b"c", b"1"), (b"d", b"1"), (b"a", None))
+    seal(log)
+    cleaning = clean(log, log_cleaner_dedupe_buffer_size=str(24 * 4))
+    assert cleaning.clean_offset == 3
+    assert not any(header.has_delete_horizon for header in headers_of(read_all(log)))
+    clean(log, first_dirty=3, now_ms=NOW_MS + 5000)
+    assert contents(log) == [(1, b"b", b"1"), (2, b"c", b"1"), (3, b"d", b"1"), (4, b"a", None)]
 
 
 def test_more_keys_than_the_map_holds_take_several_passes() -> None:

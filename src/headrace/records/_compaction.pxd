@@ -67,7 +67,7 @@ cpdef int64_t map_keys(KeyMap keys, bytes payload, int64_t base_offset, int64_t 
 @cython.locals(
     records=_Records, run_count=Py_ssize_t, run_start=Py_ssize_t,
     run_end=Py_ssize_t, kept=int64_t, dropped=int64_t, tombstones=int64_t, latest_delta=int64_t, offset=int64_t,
-    keep=bint, step=int, parts=list, index=Py_ssize_t,
+    keep=bint, early=int, step=int, parts=list, index=Py_ssize_t,
 )
 cpdef tuple filter_records(
     KeyMap keys, bytes payload, Py_ssize_t count, int64_t base_offset, int64_t map_end, bint keep_tombstones

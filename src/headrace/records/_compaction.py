@@ -98,7 +98,12 @@ class _Records:
         self.after_timestamp = self.pos
         self.offset_delta = self.varint(28)
         self.key_length = self.varint(28)
-        if self.bad > 0 or self.offset_delta < 0 or self.key_length < -1 or self.key_length > self.end - self.pos:
+        if (
+            self.bad > 0
+            or self.offset_delta < 0
+            or self.key_length < -1
+            or self.key_length > self.end - self.pos
+        ):
             return -1
         self.key_start = self.pos
         if self.key_length > 0:
@@ -245,7 +250,8 @@ def filter_records(
     """Which of an inflated batch's `count` records stay: the latest of their key, and all from `map_end` on.
 
     How many are kept and dropped, how many of the kept are tombstones, the latest timestamp delta of the kept, and
-    the bytes of the kept: `payload` itself when that is all of them.
+    the bytes of the kept: `payload` itself when that is all of them. Tombstones count only when all of the batch lie
+    below `map_end`: while what a tombstone deletes may still be there, its time must not begin.
     """
     if count < 0 or count > len(payload) // _RECORD_BYTES_MIN:
         raise _invalid()
@@ -258,6 +264,7 @@ def filter_records(
     kept = 0
     dropped = 0
     tombstones = 0
+    early = 0
     latest_delta = _I64_MIN
     with cython.nogil:
         step = records.advance()
@@ -277,6 +284,8 @@ def filter_records(
                 kept += 1
                 if records.value_length < 0:
                     tombstones += 1
+                    if offset >= map_end:
+                        early = 1
                 if records.timestamp_delta > latest_delta:
                     latest_delta = records.timestamp_delta
                 run_end = records.end
@@ -291,6 +300,8 @@ def filter_records(
             step = records.advance()
     if step != 0 or kept + dropped != count:
         raise _invalid()
+    if early > 0:
+        tombstones = 0
     if dropped == 0:
         return kept, dropped, tombstones, latest_delta, payload
     if run_end > run_start:

@@ -109,7 +109,7 @@ class Cleaning:
 
     def _map_dirty(self, keys: codec.KeyMap) -> Iterator[int]:
         plan = self.plan
-        for segment, following in zip(plan.segments, [*plan.segments[1:], None], strict=True):
+        for segment, following in zip(plan.segments, [*plan.segments[1:], None], strict=False):
             if following is not None and following.base_offset <= plan.first_dirty_offset:
                 continue
             located = segment.locate(plan.first_dirty_offset) if segment.size else None
