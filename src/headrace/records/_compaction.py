@@ -15,9 +15,11 @@ from array import array
 
 from headrace.base.errors import ErrorCode, KafkaError
 
-try:
+# Cython reads the import below when it compiles; nothing ever runs it, because Cython need not be installed.
+_NEVER = False
+if _NEVER:
     import cython
-except ImportError:  # interpreted, where Cython need not be installed
+else:
     from headrace.records import without_cython as cython
 
 SLOT_BYTES = 24

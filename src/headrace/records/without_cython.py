@@ -1,4 +1,4 @@
-"""What `_compaction` needs of the `cython` module when it is interpreted and Cython is not installed."""
+"""What `_compaction` says to Cython's compiler, as it is for Python: without a meaning."""
 
 from contextlib import nullcontext
 

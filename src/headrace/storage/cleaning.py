@@ -42,7 +42,9 @@ from headrace.storage.segment import POSITION_MAX, RELATIVE_OFFSET_MAX, Segment
 from headrace.storage.swaps import CLEANED_SUFFIX, discard_cleaned, use_suffix
 
 WINDOW_BYTES: Final = 1 << 18  # read at a time: a portion; a larger batch gets a window of its own
-KEYS_PER_SLOT_MIN: Final = 2  # slots for every offset of the dirty part, as far as the memory allows
+SPARE_SLOTS: Final = (
+    4  # one for so many offsets of the dirty part, besides one for each; as far as memory allows
+)
 TIME_MAX: Final = 2**63 - 1
 
 Group = list[Segment]
@@ -104,6 +106,9 @@ class Cleaning:
         self.totals.keys = keys.count
         for group in groups(plan, self.clean_offset):
             yield from self._clean(group, keys)
+        # Before anyone writes down how far the log is clean: a power cut that undid the last swap would leave a value
+        # that no later cleaning looks at, and its tombstone would go.
+        plan.fs.sync_dir(plan.directory)
 
     # -- the first pass --------------------------------------------------------------------------------------
 
@@ -314,7 +319,7 @@ def groups(plan: Plan, clean_offset: int) -> Iterator[Group]:
 
 def _new_map(plan: Plan) -> codec.KeyMap:
     offsets = plan.end_offset - plan.first_dirty_offset
-    slots = max(2, min(plan.map_bytes_max // codec.SLOT_BYTES, offsets * KEYS_PER_SLOT_MIN + 1))
+    slots = max(2, min(plan.map_bytes_max // codec.SLOT_BYTES, offsets + offsets // SPARE_SLOTS + 1))
     return codec.KeyMap(slots, max(1, min(int(slots * plan.load_factor), slots - 1)))
 
 

@@ -231,12 +231,7 @@ class _Opening:
             return False
         if newest is not None and (holder is None or (holder.max_timestamp, holder.last_offset) != newest):
             return False
-        return end == segment.size and (next_offset == end_offset or self._may_have_gaps)
-
-    @property
-    def _may_have_gaps(self) -> bool:
-        """Compaction takes batches away, so only then are missing offsets no sign of missing data."""
-        return "compact" in self.config.cleanup_policy
+        return end == segment.size and next_offset == end_offset
 
     def _rebuild_sealed(self, number: int) -> bool:
         """Scan a segment that should have needed none. False when the log turned out to end there."""
@@ -263,9 +258,8 @@ class _Opening:
         cut_bytes = segment.size - scanned.valid_bytes
         if cut_bytes:
             self._cut(segment, scanned, keep=bool(following))
+        # Compaction leaves gaps inside a segment, never at its end: what is missing there was lost.
         gap = bool(following) and scanned.next_offset != following[0].base_offset
-        if gap and self._may_have_gaps:
-            gap = scanned.next_offset > following[0].base_offset
         if following and (cut_bytes or gap):
             self._quarantine(log.segments[number + 1 :], scanned.next_offset)
             following = []
