@@ -61,7 +61,9 @@ def test_a_taken_port_and_a_locked_directory_are_said(tmp_path: Path) -> None:
 
 def test_a_data_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "data directory" in fails(1, "serve", "--data", str(tmp_path / "file"), "--port", "0")
+    assert "is not a directory; name one with --data" in fails(
+        1, "serve", "--data", str(tmp_path / "file"), "--port", "0"
+    )
 
 
 def test_serve_stops_when_its_input_ends_if_asked_to() -> None:

@@ -297,7 +297,7 @@ def test_second_process_is_refused_with_the_lock_file_and_the_holder_named(tmp_p
     )
     assert str(tmp_path / ".lock") in out.stdout
     assert f"pid {os.getpid()}" in out.stdout
-    assert "log.dirs" in out.stdout
+    assert "--data" in out.stdout
     with pytest.raises(DirectoryInUse):
         open_manager(DiskFileSystem(str(tmp_path)))
     manager.close()
