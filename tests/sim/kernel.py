@@ -12,8 +12,13 @@ from heapq import heappop, heappush
 from typing import Any, Protocol
 
 MS = 1_000  # microseconds in a millisecond
+EVENTS_MAX = 200_000  # of one run; a run of more has processes that keep each other busy with nothing
 
 Event = tuple[int, int, "Machine | None", int, Callable[..., None], tuple[Any, ...]]
+
+
+class Runaway(AssertionError):
+    """Far more happens than anything asked for."""
 
 
 class Process(Protocol):
@@ -65,6 +70,8 @@ class Kernel:
                 self.events += 1
                 call(*args)
                 self.after_step(machine)
+            if self.events > EVENTS_MAX:
+                raise Runaway(f"{EVENTS_MAX} events, and it is only {self.now / MS} ms")
         self.now = until
 
     def trace(self, text: str) -> None:
@@ -128,11 +135,14 @@ class Network:
         self._random = kernel.random.random
         self.machines: dict[int, Machine] = {}
         self.cut: set[tuple[int, int]] = set()
-        """Links that carry nothing, by sender and receiver: one way at a time."""
+        """Links that carry nothing, not even what was under way, by sender and receiver: one way at a time."""
         self.loss = 0.0
         self.duplication = 0.0
         self.delay_min = MS // 5
         self.delay_spread = MS
+        self.ordered = True
+        """As over one connection: nothing overtakes on a link, but for the stragglers."""
+        self._arrivals: dict[tuple[int, int], int] = {}
         self.straggling = 0.0
         """The share of messages that take very long, and so arrive behind many sent later."""
         self.straggle_max = 300 * MS
@@ -147,14 +157,19 @@ class Network:
             self._deliver_later(sender, to, message)
 
     def _deliver_later(self, sender: int, to: int, message: Any) -> None:
+        now = self._kernel.now
         delay = self.delay_min + int(self._random() * self.delay_spread)
         if self.straggling and self._random() < self.straggling:
             delay += int(self._random() * self.straggle_max)
+        elif self.ordered:
+            arrival = max(now + delay, self._arrivals.get((sender, to), 0))
+            self._arrivals[sender, to] = arrival
+            delay = arrival - now
         self._kernel.after(delay, self._arrive, sender, to, message)
 
     def _arrive(self, sender: int, to: int, message: Any) -> None:
         machine = self.machines.get(to)
-        if machine is None or machine.process is None:
+        if machine is None or machine.process is None or (sender, to) in self.cut:
             return
         kernel = self._kernel
         if machine.paused_until > kernel.now:
@@ -169,6 +184,7 @@ class Network:
         """Carry everything, soon and once."""
         self.cut.clear()
         self.loss = self.duplication = self.straggling = 0.0
+        self.ordered = True
         self.delay_min, self.delay_spread = MS // 5, MS
 
     def split(self, side: set[int], *, one_way: bool = False) -> None:

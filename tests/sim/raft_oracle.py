@@ -6,6 +6,8 @@ Raft paper (figure 3), and what follows for those who use it: what was acknowled
 """
 
 import zlib
+from bisect import bisect_left
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.consensus.raft.messages import Entry, SnapshotMeta, Voters, decode_voters
@@ -31,9 +33,11 @@ class RaftOracle:
     def __init__(self, voters: Voters) -> None:
         self.disks: dict[int, RaftDisk] = {}
         self.leaders: dict[int, int] = {}
+        self.on_leader: Callable[[int], None] = lambda node_id: None
         self.committed: list[Entry] = []
         self.digests: list[int] = [0]
         """The application's state after each number of entries."""
+        self._commit_terms: list[int] = []
         self.voters_at: list[tuple[int, Voters]] = [(0, voters)]
         self.votes: dict[tuple[int, int], int] = {}
         self._entries: dict[tuple[int, int], tuple[int, bytes]] = {}
@@ -63,11 +67,14 @@ class RaftOracle:
         other = self.leaders.setdefault(node.term, node.id)
         if other != node.id:
             raise Violation(f"election safety: {other} and {node.id} lead term {node.term}")
-        end = len(self.committed)
-        if end and node.log.term_before(end) != self.committed[-1].term and node.log.snapshot.end < end:
+        self.on_leader(node.id)
+        # Entries committed in an older term; a leader may come late, when a newer one has gone on already.
+        end = bisect_left(self._commit_terms, node.term)
+        log = node.log
+        if log.snapshot.end < end and log.term_before(end) != self.committed[end - 1].term:
             raise Violation(
-                f"leader completeness: {node.id} leads term {node.term} with a log that ends at {node.log.end}, "
-                f"without the committed entry {end - 1} of term {self.committed[-1].term}"
+                f"leader completeness: {node.id} leads term {node.term} with a log that ends at {log.end}, "
+                f"without entry {end - 1} of term {self.committed[end - 1].term}, committed before"
             )
 
     def _check_commit(self, node: RaftNode, commit: int) -> None:
@@ -83,6 +90,7 @@ class RaftOracle:
             return
         for index, entry in enumerate(log.entries(known, commit, 1 << 40), known):
             self.committed.append(entry)
+            self._commit_terms.append(node.term)
             self.digests.append(digest_after(self.digests[-1], entry))
             if entry.kind:
                 self.voters_at.append((index + 1, decode_voters(entry.data)))

@@ -8,7 +8,7 @@ every node to the same state. `run` raises on the first violation; what it raise
 from collections.abc import Callable
 from typing import Any
 
-from headrace.consensus.raft.messages import Voters
+from headrace.consensus.raft.messages import TransferNow, Voters
 from headrace.consensus.raft.node import RaftNode
 from headrace.consensus.raft.refusal import Refused
 from headrace.consensus.raft.settings import RaftSettings
@@ -37,9 +37,9 @@ class RaftScenario:
         self.voters: Voters = {node: f"node-{node}" for node in range(1, size + 1)}
         self.ids = list(range(1, size + observers + 1))
         self.settings = RaftSettings(
-            election_ticks=chance.choice((8, 10, 15)),
+            election_ticks=chance.choice((6, 8, 10, 15)),
             heartbeat_ticks=2,
-            append_bytes_max=chance.choice((40, 100, 10_000)),
+            append_bytes_max=chance.choice((30, 30, 100, 10_000)),
             inflight_appends_max=chance.choice((1, 3, 32)),
             inflight_bytes_max=chance.choice((60, 10_000)),
             chunk_bytes_max=chance.choice((40, 10_000)),
@@ -64,6 +64,9 @@ class RaftScenario:
         self._propose_gap = chance.choice((15, 40, 120)) * MS
         self._fault_gap = chance.choice((40, 100, 250)) * MS
         self._faults = self._draw_faults()
+        # Many a bug needs a leader that is gone as soon as it has begun.
+        self._troubled_elections = chance.choice((0.0, 0.3, 0.8))
+        self.oracle.on_leader = self._on_leader
 
     def _process(self, machine: Machine) -> RaftProcess:
         self.oracle.forget(machine.id)
@@ -110,7 +113,7 @@ class RaftScenario:
                 return
         states = "; ".join([self._describe(machine) for machine in self.machines.values()])
         raise Violation(
-            f"liveness: no common state {RECOVERY_ELECTIONS} election timeouts after the last fault: {states}"
+            f"liveness: {RECOVERY_ELECTIONS} election timeouts without a fault, and no common state: {states}"
         )
 
     def _all_agree(self) -> bool:
@@ -155,6 +158,15 @@ class RaftScenario:
 
     def _acknowledged(self, end: int) -> None:
         self.acknowledged_end = max(self.acknowledged_end, end)
+        leaders = self._leaders()
+        if len(leaders) > 1:  # one of them is of the past, and must not answer as if nothing had happened
+            for process in leaders:
+                self.kernel.after(0, self._read_now, process)
+
+    def _read_now(self, process: RaftProcess) -> None:
+        if process.machine.process is process:
+            self._read(process)
+            self._check(process.machine)
 
     def _read(self, process: RaftProcess) -> None:
         try:
@@ -168,6 +180,7 @@ class RaftScenario:
     def _draw_faults(self) -> list[Callable[[], None]]:
         """Some kinds of fault, each as likely as chance has it in this run."""
         kinds = [
+            self._stand_for_election,
             self._crash_one,
             self._crash_leader,
             self._crash_all,
@@ -193,6 +206,27 @@ class RaftScenario:
             self.kernel.after(self._gap(self._fault_gap), self._fault)
             self.random.choice(self._faults)()
 
+    def _on_leader(self, node_id: int) -> None:
+        if self._bad and self.random.random() < self._troubled_elections:
+            trouble = self.random.choice(
+                (
+                    self._crash_leader,
+                    self._isolate_leader,
+                    self._isolate_leader,
+                    self._split,
+                    self._change_voters,
+                    self._transfer,
+                    self._stand_for_election,
+                )
+            )
+            self.kernel.after(self.random.choice((0, 0, 1, 2, 4, 20)) * MS, self._if_bad, trouble)
+            if self.random.random() < 0.5:
+                self.kernel.after(self._gap(150 * MS), self._heal)
+
+    def _if_bad(self, trouble: Callable[[], None]) -> None:
+        if self._bad:
+            trouble()
+
     def _any(self) -> Machine:
         return self.machines[self.random.choice(self.ids)]
 
@@ -205,6 +239,14 @@ class RaftScenario:
     def _start(self, machine: Machine) -> None:
         if not machine.up:
             machine.start()
+
+    def _stand_for_election(self) -> None:
+        """Someone does not wait, as when a leader asks for it: whoever stands for election when, safety holds."""
+        machine = self._any()
+        if machine.up and machine.paused_until <= self.kernel.now:
+            node = machine.process.node
+            machine.process.receive(node.id, TransferNow(node.id, node.id, node.term))
+            self._check(machine)
 
     def _crash_one(self) -> None:
         self._crash(self._any())
@@ -247,13 +289,16 @@ class RaftScenario:
         network, chance = self.network, self.random
         network.loss = chance.choice((0.0, 0.0, 0.05, 0.3))
         network.duplication = chance.choice((0.0, 0.1, 0.5))
+        network.ordered = chance.random() < 0.5
         network.straggling = chance.choice((0.0, 0.02, 0.2))
         network.delay_spread = chance.choice((MS, 5 * MS, 40 * MS))
 
     def _pause(self) -> None:
         machine = self._any()
         if machine.up:
-            machine.pause(self._gap(200 * MS))
+            duration = self._gap(200 * MS)
+            machine.pause(duration)
+            self.kernel.after(duration, self._read_now, machine.process)  # before it hears what it has missed
 
     def _slow_disk(self) -> None:
         machine = self._any()
@@ -266,11 +311,11 @@ class RaftScenario:
 
     def _change_voters(self) -> None:
         for process in self._leaders():
-            node = self.random.choice(self.ids)
-            if node in process.node.voters:
-                self._try(process, process.node.remove_voter, node)
-            else:
-                self._try(process, process.node.add_voter, node, f"node-{node}")
+            for node in self.random.choices(self.ids, k=self.random.choice((1, 1, 3))):
+                if node in process.node.voters:
+                    self._try(process, process.node.remove_voter, node)
+                else:
+                    self._try(process, process.node.add_voter, node, f"node-{node}")
 
     def _try(self, process: RaftProcess, wish: Callable[..., object], *args: object) -> None:
         try:

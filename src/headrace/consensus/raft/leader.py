@@ -255,7 +255,9 @@ class Leadership:
             progress.probe(progress.match)
             return
         end = start + len(entries)
-        self._outbox.append(Append(node, self.id, self.term, start, prev_term, log.commit, entries))
+        self._outbox.append(
+            Append(node, self.id, self.term, start, prev_term, log.commit, entries, progress.attempt)
+        )
         progress.commit_sent = max(progress.commit_sent, min(log.commit, end))
         if entries or progress.mode is Mode.PROBE:
             progress.sent(end, sum([entry.size for entry in entries]))
@@ -281,7 +283,7 @@ class Leadership:
             self._backtrack(message, progress)
             self.replicate(message.sender)
             return False
-        news = progress.accepted(message.end)
+        news = progress.accepted(message.end, message.attempt)
         if progress.match >= self._log.end:
             progress.caught_up_tick = self._now
         self.replicate(message.sender)
@@ -292,21 +294,27 @@ class Leadership:
 
     def _backtrack(self, message: AppendReply, progress: Progress) -> None:
         """An append did not fit: go back to where the two logs may agree, a term at a time."""
+        if message.attempt != progress.attempt:
+            return  # one of many that were under way when the first refusal came
         if progress.mode is Mode.REPLICATE:
-            if message.start > progress.match:
-                progress.probe(progress.match)
-        elif progress.mode is Mode.PROBE and message.start == progress.next:  # else it is an old one
-            progress.probe(self._log.end_of_term(message.last_term, message.end))
+            progress.probe(progress.match)
+        elif progress.mode is Mode.PROBE:
+            end = self._log.end_of_term(message.last_term, message.end)
+            progress.probe(min(end, progress.next - 1))
 
     def on_snapshot_reply(self, message: SnapshotReply) -> None:
         progress = self.progress.get(message.sender)
         if progress is None:
             return
         self._heard(progress)
-        if progress.mode is Mode.SNAPSHOT and message.end == progress.snapshot_end:
-            progress.snapshot_position = message.position
+        if progress.mode is not Mode.SNAPSHOT or message.end != progress.snapshot_end:
+            return
+        # Only what moves on is answered at once: a reply that came twice must not bring forth two chunks, those four.
+        # One that lost what it had is sent the beginning when it has answered a heartbeat.
+        further = message.position > progress.snapshot_position
+        progress.snapshot_position = message.position
+        if further:
             progress.waiting = False
-            progress.moved = True
             self.replicate(message.sender)
 
     # -- commitment ------------------------------------------------------------------------------------------
@@ -315,14 +323,19 @@ class Leadership:
         """Commit what a majority has; whether that is more than before."""
         log = self._log
         end = agreed_end([self._stored_end(voter) for voter in self.voters])
-        if end <= log.commit or log.term_before(end) != self.term or not log.commit_to(end):
+        if end <= log.commit or not self._counts(end):
             return False
+        log.commit_to(end)
         for token in self._early_reads:
             self._enqueue_read(token)
         self._early_reads.clear()
         for node, progress in self.progress.items():
             self._tell_commit(node, progress)
         return True
+
+    def _counts(self, end: int) -> bool:
+        """Whether a majority that has the log to `end` commits it: an older leader's entry may yet be replaced."""
+        return self._log.term_before(end) == self.term
 
     def _stored_end(self, voter: int) -> int:
         """How far a voter has the log on its disk."""

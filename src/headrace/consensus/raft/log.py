@@ -71,9 +71,15 @@ class RaftLog:
         return self._terms.epoch_for_offset(index - 1)
 
     def end_of_term(self, term: int, limit: int) -> int:
-        """The largest end, at most `limit`, before which the last entry is of `term` or an older one."""
-        end = self._terms.end_offset_for(term, self.end).start_offset
-        return min(limit, self.end if end < 0 else end)
+        """The largest end, at most `limit`, before which the last entry is of `term` or an older one.
+
+        Below `start` when that lies among entries that are gone.
+        """
+        known = self._terms.end_offset_for(term, self.end).start_offset
+        end = min(limit, self.end if known < 0 else known)
+        if end and end == self.snapshot.end and self.snapshot.term > term:
+            end = self.start - 1
+        return end
 
     def divergence(self, start: int, prev_term: int) -> tuple[int, int]:
         """Where a log that has `prev_term` before `start` may still agree with this one: a term and its end."""
@@ -166,10 +172,11 @@ class RaftLog:
     def take_pending(self, number: int) -> tuple[int, list[Entry]]:
         """The entries for bundle `number`, and the index of their first."""
         first, entries = self._pending_first, self._pending
-        if entries:
-            self._pending = []
-            self._pending_first = self.end
-            self._taken.append((number, self.end))
+        if not entries:
+            return first, []  # never the list itself, which goes on growing
+        self._pending = []
+        self._pending_first = self.end
+        self._taken.append((number, self.end))
         return first, entries
 
     def persisted(self, number: int) -> None:

@@ -90,19 +90,21 @@ class Append(Message, frozen=True, tag=3):
     prev_term: int
     commit: int
     entries: list[Entry]
+    attempt: int = 0
+    """Which attempt of the leader's to find where the logs agree; the reply tells it back."""
 
 
 class AppendReply(Message, frozen=True, tag=4):
     """Either "my log is as yours below `end`", durably, or how far it may be so.
 
-    Refused is the append at `start`; then the log here has, at or below there, nothing above `end` that could match,
-    and the entry before `end` is of `last_term` (Kafka's diverging epoch and its end offset).
+    In a refusal, the log here has nothing above `end` that could match, and the entry before `end` is of `last_term`:
+    Kafka's diverging epoch and its end offset.
     """
 
     accepted: bool
     end: int
-    start: int = 0
     last_term: int = 0
+    attempt: int = 0
 
 
 class Heartbeat(Message, frozen=True, tag=5):

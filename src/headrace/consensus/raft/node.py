@@ -404,6 +404,7 @@ class RaftNode:
         self._on_leader(message)
         log, start, entries = self.log, message.start, message.entries
         end = start + len(entries)
+        attempt = message.attempt
         if start < log.commit:  # all below it is as the leader's, and may be gone from here
             entries = entries[log.commit - start :]
             start = log.commit
@@ -411,12 +412,14 @@ class RaftNode:
         elif log.term_before(start) != message.prev_term:
             last_term, known_end = log.divergence(start, message.prev_term)
             self._effects.early.append(
-                AppendReply(message.sender, self.id, self.term, False, known_end, start, last_term)
+                AppendReply(message.sender, self.id, self.term, False, known_end, last_term, message.attempt)
             )
             return
         self._accept(start, entries)
         log.commit_to(min(message.commit, end))
-        self._effects.messages.append(AppendReply(message.sender, self.id, self.term, True, end))
+        self._effects.messages.append(
+            AppendReply(message.sender, self.id, self.term, True, end, attempt=attempt)
+        )
 
     def _accept(self, start: int, entries: list[Entry]) -> None:
         """Make the log from `start` on the leader's, as far as these entries go."""

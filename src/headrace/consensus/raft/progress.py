@@ -28,6 +28,7 @@ class Progress:
         "_inflight_bytes",
         "_settings",
         "active",
+        "attempt",
         "caught_up_tick",
         "commit_sent",
         "heard_tick",
@@ -46,6 +47,8 @@ class Progress:
         self._inflight: deque[tuple[int, int]] = deque()
         self._inflight_bytes = 0
         self.mode = Mode.PROBE
+        self.attempt = 1
+        """Counts the probings: a reply to an append from before the last one does not tell how that went."""
         self.match = 0
         self.next = next_index
         self.waiting = False
@@ -92,7 +95,7 @@ class Progress:
         else:
             self.waiting = True
 
-    def accepted(self, end: int) -> bool:
+    def accepted(self, end: int, attempt: int) -> bool:
         """It has everything below `end`; whether that is news."""
         news = end > self.match
         self.moved = True
@@ -100,7 +103,9 @@ class Progress:
         self.next = max(self.next, self.match)
         while self._inflight and self._inflight[0][0] <= self.match:
             self._inflight_bytes -= self._inflight.popleft()[1]
-        if self.mode is Mode.PROBE or (self.mode is Mode.SNAPSHOT and self.match >= self.snapshot_end):
+        if (self.mode is Mode.PROBE and attempt == self.attempt) or (
+            self.mode is Mode.SNAPSHOT and self.match >= self.snapshot_end
+        ):
             self.mode = Mode.REPLICATE
             self.waiting = False
         return news
@@ -108,6 +113,7 @@ class Progress:
     def probe(self, next_index: int) -> None:
         """Find out anew where the logs agree, from `next_index` on."""
         self.mode = Mode.PROBE
+        self.attempt += 1
         self.next = max(next_index, self.match)
         self.waiting = False
         self._inflight.clear()
