@@ -97,6 +97,8 @@ class KafkaPython(Member):
             auto_offset_reset="earliest",
             session_timeout_ms=SESSION_MS,
             heartbeat_interval_ms=300,
+            # It may join before it has heard of the topic, as leader assign nothing, and ask again only then.
+            metadata_max_age_ms=1000,
             **self.config,
         )
         try:
