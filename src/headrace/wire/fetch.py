@@ -14,9 +14,11 @@ from headrace.wire.primitives import (
     Buffer,
     Malformed,
     length_reader,
+    part,
     read_uvarint,
     skip_tags,
     text,
+    write_count,
     write_uvarint,
 )
 from headrace.wire.produce import write_node_endpoints
@@ -144,7 +146,7 @@ def _decode(version: int, buf: Buffer, pos: int) -> FetchRequest:
             forgotten.append(ForgottenTopic(name, topic_id, indexes))
     if version >= 11:
         length, pos = length_reader(flexible, wide=False)(buf, pos, budget)
-        rack_id = text(_take(buf, pos, length))
+        rack_id = text(part(buf, pos, length))
         pos += length
     if version >= REPLICA_STATE_FROM:
         replica_id, replica_epoch = _replica_state(buf, pos)
@@ -165,9 +167,9 @@ def _decode(version: int, buf: Buffer, pos: int) -> FetchRequest:
 
 def _topic(version: int, buf: Buffer, pos: int, budget: Budget) -> tuple[str, bytes, int]:
     if version >= TOPIC_IDS_FROM:
-        return "", bytes(_take(buf, pos, 16)), pos + 16
+        return "", bytes(part(buf, pos, 16)), pos + 16
     length, pos = length_reader(version >= FLEXIBLE_FROM, wide=False)(buf, pos, budget)
-    return text(_take(buf, pos, length)), b"", pos + length
+    return text(part(buf, pos, length)), b"", pos + length
 
 
 def _partitions(version: int, buf: Buffer, pos: int, budget: Budget) -> tuple[list[FetchPartition], int]:
@@ -210,12 +212,6 @@ def _replica_state(buf: Buffer, pos: int) -> tuple[int, int]:
     return -1, -1
 
 
-def _take(buf: Buffer, pos: int, length: int) -> Buffer:
-    if length < 0 or pos + length > len(buf):
-        raise Malformed(f"{length} bytes wanted, {len(buf) - pos} left")
-    return buf[pos : pos + length]
-
-
 def encode_fetch_reply(
     version: int,
     topics: list[tuple[str, bytes, list[FetchResult]]],
@@ -232,7 +228,7 @@ def encode_fetch_reply(
     out = bytearray(_INT32.pack(throttle_time_ms))
     if version >= SESSIONS_FROM:
         out += Struct(">hi").pack(error, session_id)
-    _write_count(out, len(topics), flexible)
+    write_count(out, len(topics), flexible)
     for name, topic_id, results in topics:
         if version >= TOPIC_IDS_FROM:
             out += topic_id
@@ -243,7 +239,7 @@ def encode_fetch_reply(
         else:
             raw = name.encode()
             out += _INT16.pack(len(raw)) + raw
-        _write_count(out, len(results), flexible)
+        write_count(out, len(results), flexible)
         for result in results:
             _write_partition_head(out, version, result)
             if result.ranges:
@@ -288,7 +284,7 @@ def _write_partition_head(out: bytearray, version: int, result: FetchResult) -> 
     if result.aborted is None:
         out += b"\x00" if flexible else b"\xff\xff\xff\xff"
     else:
-        _write_count(out, len(result.aborted), flexible)
+        write_count(out, len(result.aborted), flexible)
         for producer_id, first_offset in result.aborted:
             out += _ABORTED.pack(producer_id, first_offset)
             if flexible:
@@ -310,10 +306,3 @@ def _write_partition_tags(out: bytearray, version: int, result: FetchResult) -> 
     out.append(len(tags))
     for tag in tags:
         out += tag
-
-
-def _write_count(out: bytearray, count: int, flexible: bool) -> None:
-    if flexible:
-        write_uvarint(out, count + 1)
-    else:
-        out += _INT32.pack(count)

@@ -80,6 +80,21 @@ def take(buf: Buffer, pos: int, length: int) -> tuple[Buffer, int]:
     return buf[pos:end], end
 
 
+def part(buf: Buffer, pos: int, length: int) -> Buffer:
+    """`length` bytes from `pos`, where the caller keeps the position."""
+    if length < 0 or pos + length > len(buf):
+        raise Malformed(f"{length} bytes wanted, {len(buf) - pos} left")
+    return buf[pos : pos + length]
+
+
+def write_count(out: bytearray, count: int, flexible: bool) -> None:
+    """The length of an array that is not null."""
+    if flexible:
+        write_uvarint(out, count + 1)
+    else:
+        out += INT32.pack(count)
+
+
 def text(raw: Buffer) -> str:
     try:
         return str(raw, "utf-8")

@@ -14,8 +14,10 @@ from headrace.wire.primitives import (
     Buffer,
     Malformed,
     length_reader,
+    part,
     skip_tags,
     text,
+    write_count,
     write_uvarint,
 )
 
@@ -84,7 +86,7 @@ def _decode(version: int, buf: Buffer, pos: int) -> ProduceRequest:
     length, pos = read_text_length(buf, pos, budget)
     transactional_id: str | None = None
     if length >= 0:
-        transactional_id = text(_take(buf, pos, length, end))
+        transactional_id = text(part(buf, pos, length))
         pos += length
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(buf, pos)
     pos += _ACKS_TIMEOUT.size
@@ -94,11 +96,11 @@ def _decode(version: int, buf: Buffer, pos: int) -> ProduceRequest:
     for _ in range(topic_count):
         name, topic_id = "", b""
         if version >= TOPIC_IDS_FROM:
-            topic_id = bytes(_take(buf, pos, 16, end))
+            topic_id = bytes(part(buf, pos, 16))
             pos += 16
         else:
             length, pos = read_text_length(buf, pos, budget)
-            name = text(_take(buf, pos, length, end))
+            name = text(part(buf, pos, length))
             pos += length
         partition_count, pos = read_length(buf, pos, budget)
         budget.spend(partition_count, 5, end - pos)
@@ -108,7 +110,7 @@ def _decode(version: int, buf: Buffer, pos: int) -> ProduceRequest:
             length, pos = read_length(buf, pos + 4, budget)
             records: Buffer | None = None
             if length >= 0:
-                records = _take(buf, pos, length, end)
+                records = part(buf, pos, length)
                 pos += length
             if flexible:
                 pos = skip_tags(buf, pos)
@@ -121,12 +123,6 @@ def _decode(version: int, buf: Buffer, pos: int) -> ProduceRequest:
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
 
 
-def _take(buf: Buffer, pos: int, length: int, end: int) -> Buffer:
-    if length < 0 or pos + length > end:
-        raise Malformed(f"{length} bytes wanted, {end - pos} left")
-    return buf[pos : pos + length]
-
-
 def encode_produce_reply(
     version: int,
     topics: list[tuple[ProduceTopic, list[ProduceResult]]],
@@ -136,13 +132,13 @@ def encode_produce_reply(
     """The body of the reply. `endpoints` says where the leaders named in results are, from version 10."""
     flexible = version >= FLEXIBLE_FROM
     out = bytearray()
-    _write_count(out, len(topics), flexible)
+    write_count(out, len(topics), flexible)
     for topic, results in topics:
         if version >= TOPIC_IDS_FROM:
             out += topic.topic_id
         else:
             _write_text(out, topic.name, flexible)
-        _write_count(out, len(results), flexible)
+        write_count(out, len(results), flexible)
         for result in results:
             partition, error, base_offset, append_time_ms, log_start_offset, message, leader, bad = result
             if version >= 5:
@@ -150,7 +146,7 @@ def encode_produce_reply(
             else:
                 out += _RESULT_V3.pack(partition, error, base_offset, append_time_ms)
             if version >= 8:
-                _write_count(out, len(bad), flexible)
+                write_count(out, len(bad), flexible)
                 for number, reason in bad:
                     out += _INT32.pack(number)
                     _write_text(out, reason, flexible)
@@ -186,13 +182,6 @@ def write_node_endpoints(out: bytearray, endpoints: dict[int, tuple[str, int, st
     out += b"\x01\x00"
     write_uvarint(out, len(section))
     out += section
-
-
-def _write_count(out: bytearray, count: int, flexible: bool) -> None:
-    if flexible:
-        write_uvarint(out, count + 1)
-    else:
-        out += _INT32.pack(count)
 
 
 def _write_text(out: bytearray, value: str | None, flexible: bool) -> None:
