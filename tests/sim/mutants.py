@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from headrace.base.errors import ErrorCode
 from headrace.consensus.raft.effects import Effects
 from headrace.consensus.raft.leader import Leadership, _WaitingRead
 from headrace.consensus.raft.log import RaftLog
-from headrace.consensus.raft.messages import AppendReply, Entry, EntryKind, HardState
+from headrace.consensus.raft.messages import AppendReply, Entry, HardState
 from headrace.consensus.raft.node import RaftNode
 from headrace.consensus.raft.progress import Progress
-from headrace.consensus.raft.refusal import Refused
 
 Patch = tuple[type, str, Any]
 MUTANTS: dict[str, Callable[[], list[Patch]]] = {}
@@ -196,20 +194,6 @@ def count_a_removed_voter() -> list[Patch]:
 @mutant
 def change_voters_while_a_change_is_open() -> list[Patch]:
     return [(Leadership, "_check_change", lambda self: None)]
-
-
-@mutant
-def change_voters_before_an_entry_of_its_own_is_committed() -> list[Patch]:
-    def begin(self: Leadership) -> None:
-        """A leader whose first entry does not restate the voters, as most implementations have it."""
-        self._log.append([Entry(self.term, b"", EntryKind.DATA)])
-        self.broadcast()
-
-    def check_change(self: Leadership) -> None:
-        if self._membership.changed_end > self._log.commit:
-            raise Refused(ErrorCode.REQUEST_TIMED_OUT, "another change is open")
-
-    return [(Leadership, "begin", begin), (Leadership, "_check_change", check_change)]
 
 
 @mutant

@@ -17,7 +17,7 @@ from tests.sim.raft_disk import FileDisk, LightDisk
 from tests.sim.raft_oracle import RaftOracle, Violation
 from tests.sim.raft_process import TICK, RaftProcess
 
-SIZES = (1, 2, 3, 3, 3, 3, 3, 4, 5, 5)
+SIZES = (1, 2, 3, 3, 3, 3, 4, 4, 4, 5, 5)
 OBSERVERS = (0, 0, 1, 1, 2)
 BAD_TIMES = 2_000 * MS
 RECOVERY_ELECTIONS = 60  # election timeouts within which a healed cluster must be well
@@ -63,9 +63,34 @@ class RaftScenario:
         self._bad = True
         self._propose_gap = chance.choice((15, 40, 120)) * MS
         self._fault_gap = chance.choice((40, 100, 250)) * MS
-        self._faults = self._draw_faults()
+        self._faults = self._draw(
+            self._heal,
+            self._start_all,
+            self._start_all,
+            self._stand_for_election,
+            self._crash_one,
+            self._crash_leader,
+            self._crash_all,
+            self._split,
+            self._isolate_leader,
+            self._cut_one_way,
+            self._weather,
+            self._pause,
+            self._slow_disk,
+            self._transfer,
+            self._change_voters,
+            self._snapshot,
+        )
         # Many a bug needs a leader that is gone as soon as it has begun.
         self._troubled_elections = chance.choice((0.0, 0.3, 0.8))
+        self._troubles = self._draw(
+            self._isolate_leader,
+            self._crash_leader,
+            self._split,
+            self._change_voters,
+            self._transfer,
+            self._stand_for_election,
+        )
         self.oracle.on_leader = self._on_leader
 
     def _process(self, machine: Machine) -> RaftProcess:
@@ -177,29 +202,12 @@ class RaftScenario:
 
     # -- faults ----------------------------------------------------------------------------------------------
 
-    def _draw_faults(self) -> list[Callable[[], None]]:
+    def _draw(self, *kinds: Callable[[], None]) -> list[Callable[[], None]]:
         """Some kinds of fault, each as likely as chance has it in this run."""
-        kinds = [
-            self._stand_for_election,
-            self._crash_one,
-            self._crash_leader,
-            self._crash_all,
-            self._start_all,
-            self._split,
-            self._isolate_leader,
-            self._cut_one_way,
-            self._heal,
-            self._weather,
-            self._pause,
-            self._slow_disk,
-            self._transfer,
-            self._change_voters,
-            self._snapshot,
-        ]
-        drawn = []
+        drawn = [kinds[0]]
         for kind in kinds:
             drawn += [kind] * self.random.choice((0, 1, 1, 3))
-        return [*drawn, self._start_all, self._heal]
+        return drawn
 
     def _fault(self) -> None:
         if self._bad:
@@ -208,18 +216,8 @@ class RaftScenario:
 
     def _on_leader(self, node_id: int) -> None:
         if self._bad and self.random.random() < self._troubled_elections:
-            trouble = self.random.choice(
-                (
-                    self._crash_leader,
-                    self._isolate_leader,
-                    self._isolate_leader,
-                    self._split,
-                    self._change_voters,
-                    self._transfer,
-                    self._stand_for_election,
-                )
-            )
-            self.kernel.after(self.random.choice((0, 0, 1, 2, 4, 20)) * MS, self._if_bad, trouble)
+            delay = self.random.choice((0, 0, 1, 2, 4, 20)) * MS
+            self.kernel.after(delay, self._if_bad, self.random.choice(self._troubles))
             if self.random.random() < 0.5:
                 self.kernel.after(self._gap(150 * MS), self._heal)
 

@@ -68,15 +68,13 @@ class Leadership:
         self._heartbeat_elapsed = 0
         self._quorum_elapsed = 0
         self._round = 0
-        self.round_due = False
-        """Reads wait for a round of heartbeats that has not begun; all that came in one turn share it."""
+        self._round_due = False
         self.progress: dict[int, Progress] = {}
         self.transferee: int | None = None
         self._transfer_elapsed = 0
         self._early_reads: list[object] = []  # came before this term had committed anything
         self._waiting_reads: deque[_WaitingRead] = deque()
-        self.reads: list[Read] = []
-        """Reads that are decided, for the node to hand out."""
+        self._reads: list[Read] = []  # decided, to be taken
         self.members_changed()
 
     # -- who is sent to --------------------------------------------------------------------------------------
@@ -147,7 +145,7 @@ class Leadership:
         """Tell everyone that this leader is there, and ask them to say the same."""
         self._heartbeat_elapsed = 0
         self._round += 1
-        self.round_due = False
+        self._round_due = False
         commit, term = self._log.commit, self.term
         for node, progress in self.progress.items():
             progress.commit_sent = min(progress.match, commit)
@@ -274,7 +272,7 @@ class Leadership:
         progress.waiting = True
 
     def on_append_reply(self, message: AppendReply) -> bool:
-        """Whether the reply may let more be committed."""
+        """Whether more is committed by this reply."""
         progress = self.progress.get(message.sender)
         if progress is None:
             return False
@@ -286,11 +284,15 @@ class Leadership:
         news = progress.accepted(message.end, message.attempt)
         if progress.match >= self._log.end:
             progress.caught_up_tick = self._now
+        committed = news and self.advance_commit()
         self.replicate(message.sender)
-        self._tell_commit(message.sender, progress)
+        if committed:
+            self.tell_commit()
+        else:
+            self._tell_commit(message.sender, progress)
         if message.sender == self.transferee:
             self._transfer_if_caught_up()
-        return news
+        return committed
 
     def _backtrack(self, message: AppendReply, progress: Progress) -> None:
         """An append did not fit: go back to where the two logs may agree, a term at a time."""
@@ -329,9 +331,12 @@ class Leadership:
         for token in self._early_reads:
             self._enqueue_read(token)
         self._early_reads.clear()
+        return True
+
+    def tell_commit(self) -> None:
+        """Let everyone know how far the log is committed, who has not been told with an append."""
         for node, progress in self.progress.items():
             self._tell_commit(node, progress)
-        return True
 
     def _counts(self, end: int) -> bool:
         """Whether a majority that has the log to `end` commits it: an older leader's entry may yet be replaced."""
@@ -367,7 +372,7 @@ class Leadership:
     def _enqueue_read(self, token: object) -> None:
         # An answer to the round before may be older than this read, though it has not come yet.
         self._waiting_reads.append(_WaitingRead(token, self._log.commit, self._round + 1))
-        self.round_due = True
+        self._round_due = True
 
     def _release_reads(self) -> None:
         waiting = self._waiting_reads
@@ -376,12 +381,19 @@ class Leadership:
             if not reached(self.voters, [self.id, *heard]):
                 return
             read = waiting.popleft()
-            self.reads.append(Read(read.token, read.end))
+            self._reads.append(Read(read.token, read.end))
+
+    def take_reads(self) -> list[Read]:
+        """Reads that are decided. Begins the round of heartbeats that others wait for: one for all of a turn."""
+        if self._round_due:
+            self.send_heartbeats()
+        reads, self._reads = self._reads, []
+        return reads
 
     def drop_reads(self) -> list[Read]:
         """This leadership is over: what it has decided, and the rest as lost."""
         lost = [*self._early_reads, *[read.token for read in self._waiting_reads]]
-        return self.reads + [Read(token, None) for token in lost]
+        return self._reads + [Read(token, None) for token in lost]
 
     # -- transfer --------------------------------------------------------------------------------------------
 

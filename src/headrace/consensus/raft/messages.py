@@ -185,7 +185,7 @@ def decode_message(data: bytes | memoryview) -> AnyMessage:
     """The message that these bytes are; Malformed when they are none."""
     try:
         message: AnyMessage = _message_decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Malformed(str(error)) from None
     return message
 
@@ -199,7 +199,7 @@ def decode_voters(data: bytes) -> Voters:
     """The voters in an entry's data."""
     try:
         voters = _voters_decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Malformed(str(error)) from None
     if not voters:
         raise Malformed("a cluster without voters")

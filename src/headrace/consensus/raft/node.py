@@ -174,13 +174,8 @@ class RaftNode:
 
     def ready(self) -> Ready | None:
         """What is to be done now, None when nothing is."""
-        leadership = self.leadership
-        if leadership is not None:
-            if leadership.round_due:
-                leadership.send_heartbeats()
-            if leadership.reads:
-                self._effects.reads += leadership.reads
-                leadership.reads = []
+        if self.leadership is not None:
+            self._effects.reads += self.leadership.take_reads()
         return self._effects.bundle(self.term, self.vote, self.log, self._settings.apply_bytes_max)
 
     def persisted(self, number: int) -> None:
@@ -188,7 +183,9 @@ class RaftNode:
         self.log.persisted(number)
         state = self._effects.persisted(number)
         if self.leadership is not None:
-            self._commit()
+            if self.leadership.advance_commit():
+                self.leadership.tell_commit()
+                self._on_commit(self.leadership)
         elif self.role is Role.CANDIDATE and state == HardState(self.term, self.id):
             self._votes[self.id] = True
             self._count_votes()
@@ -437,14 +434,10 @@ class RaftNode:
 
     def _on_append_reply(self, message: AppendReply) -> None:
         if self.leadership is not None and self.leadership.on_append_reply(message):
-            self._commit()
+            self._on_commit(self.leadership)
 
-    def _commit(self) -> None:
-        """Commit what a majority has by now; a leader that is no voter any more has then done its part."""
-        leadership = self.leadership
-        assert leadership is not None
-        if not leadership.advance_commit():
-            return
+    def _on_commit(self, leadership: Leadership) -> None:
+        """More is committed: a leader that is no voter any more may have done its part."""
         if not self.is_voter and self.membership.changed_end <= self.log.commit:
             leadership.hand_over()
             self._become_follower(self.term, None)
