@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,12 +10,14 @@ from hypothesis import strategies as st
 from headrace.cluster.image import EMPTY, ClusterImage, apply, records_of
 from headrace.cluster.records import (
     BrokerRecord,
+    BrokerStateRecord,
     ConfigRecord,
     MetadataRecord,
     PartitionRecord,
     ProducerIdsRecord,
     RemoveTopicRecord,
     TopicRecord,
+    UnregisterBrokerRecord,
     decode_record,
     encode_record,
 )
@@ -61,6 +64,10 @@ def histories(draw: st.DrawFn) -> list[MetadataRecord]:
         elif kind == "broker":
             node = draw(st.integers(0, 4))
             records.append(BrokerRecord(node, "host", 9092 + node, draw(st.none() | st.just("a")), number))
+            if draw(st.booleans()):
+                records.append(BrokerStateRecord(node, number, draw(st.booleans()), draw(st.booleans())))
+            elif draw(st.booleans()):
+                records.append(UnregisterBrokerRecord(node, number))
         elif kind == "producers":
             records.append(ProducerIdsRecord(number * 1000))
     return records
@@ -137,3 +144,23 @@ def test_replicas_in_sync_are_held_once() -> None:
 def test_a_record_of_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="from_the_future"):
         decode_record(encode_record(TopicRecord("t", b"x")).replace(b"\xa5topic", b"\xaffrom_the_future"))
+
+
+def test_a_log_from_before_reassignment_and_fencing_is_read() -> None:
+    """Fields that came later are missing at the end of older records."""
+    old_partition = msgspec.msgpack.encode(["partition", bytes(16), 0, [1, 2], [1], 1, 7, 8])
+    old_broker = msgspec.msgpack.encode(["broker", 1, "host", 9092, None, 3])
+    assert decode_record(old_partition) == PartitionRecord(bytes(16), 0, (1, 2), (1,), 1, 7, 8)
+    image = apply(EMPTY, [decode_record(old_broker)])
+    assert image.brokers[1].may_lead
+
+
+def test_a_broker_is_fenced_and_unfenced_and_goes() -> None:
+    image = apply(EMPTY, [BrokerRecord(1, "host", 9092, None, 3, bytes(range(16)), fenced=True)])
+    assert not image.brokers[1].may_lead
+    image = apply(image, [BrokerStateRecord(1, 3, fenced=False)])
+    assert image.brokers[1].may_lead
+    assert image.brokers[1].incarnation == bytes(range(16))
+    image = apply(image, [BrokerStateRecord(1, 3, fenced=False, controlled_shutdown=True)])
+    assert not image.brokers[1].may_lead
+    assert apply(image, [UnregisterBrokerRecord(1, 3)]).brokers == {}

@@ -69,6 +69,7 @@ EDGES = (
     "server/listener*.py",
     "server/main.py",
     "server/metadata.py",
+    "server/peer*.py",
     "server/producer_ids.py",
     "client/*.py",
     "cli/*.py",

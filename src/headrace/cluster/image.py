@@ -12,29 +12,35 @@ from typing import NamedTuple, TypeAlias
 
 from headrace.cluster.records import (
     BrokerRecord,
+    BrokerStateRecord,
     ConfigRecord,
     MetadataRecord,
     PartitionRecord,
     ProducerIdsRecord,
     RemoveTopicRecord,
     TopicRecord,
+    UnregisterBrokerRecord,
 )
 
 ConfigKey: TypeAlias = tuple[int, str]
 """Resource type and name."""
 
 TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
+NO_LEADER = -1
+NO_INCARNATION = bytes(16)
 NO_CONFIG: Mapping[str, str] = MappingProxyType({})
 
 
 class PartitionRegistration(NamedTuple):
-    """Where a partition lives and who leads it."""
+    """Where a partition lives and who leads it; `leader` is NO_LEADER while none of its replicas may."""
 
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     leader: int
     leader_epoch: int
     partition_epoch: int
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
 
 
 class BrokerRegistration(NamedTuple):
@@ -45,6 +51,14 @@ class BrokerRegistration(NamedTuple):
     port: int
     rack: str | None
     epoch: int
+    incarnation: bytes = NO_INCARNATION
+    fenced: bool = False
+    controlled_shutdown: bool = False
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether partitions may be led by it, or come into sync on it."""
+        return not self.fenced and not self.controlled_shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +124,26 @@ class _Step:
             case ConfigRecord():
                 self._config(record)
             case BrokerRecord():
-                if self._brokers is None:
-                    self._brokers = dict(self._old.brokers)
-                self._brokers[record.broker_id] = BrokerRegistration(
-                    record.broker_id, record.host, record.port, record.rack, record.broker_epoch
+                self._own_brokers()[record.broker_id] = BrokerRegistration(
+                    record.broker_id,
+                    record.host,
+                    record.port,
+                    record.rack,
+                    record.broker_epoch,
+                    record.incarnation,
+                    record.fenced,
+                    record.controlled_shutdown,
                 )
+            case BrokerStateRecord():
+                brokers = self._own_brokers()
+                before = brokers[record.broker_id]
+                assert before.epoch == record.broker_epoch, "the state of another registration"
+                brokers[record.broker_id] = before._replace(
+                    fenced=record.fenced, controlled_shutdown=record.controlled_shutdown
+                )
+            case UnregisterBrokerRecord():
+                assert self._own_brokers()[record.broker_id].epoch == record.broker_epoch
+                del self._own_brokers()[record.broker_id]
             case ProducerIdsRecord():
                 self._next_producer_id = record.next_id
 
@@ -139,7 +168,13 @@ class _Step:
             partitions = self._partitions[record.topic_id] = list(topic.partitions)
         isr = record.replicas if record.isr == record.replicas else record.isr  # mostly so: share the tuple
         registration = PartitionRegistration(
-            record.replicas, isr, record.leader, record.leader_epoch, record.partition_epoch
+            record.replicas,
+            isr,
+            record.leader,
+            record.leader_epoch,
+            record.partition_epoch,
+            record.adding,
+            record.removing,
         )
         if record.index == len(partitions):
             partitions.append(registration)
@@ -173,6 +208,11 @@ class _Step:
         if self._names is None:
             self._names = dict(self._old.names)
         return self._names
+
+    def _own_brokers(self) -> dict[int, BrokerRegistration]:
+        if self._brokers is None:
+            self._brokers = dict(self._old.brokers)
+        return self._brokers
 
     def _own_configs(self) -> dict[ConfigKey, Mapping[str, str]]:
         if self._configs is None:

@@ -30,8 +30,13 @@ class PartitionRecord(msgspec.Struct, frozen=True, array_like=True, tag="partiti
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     leader: int
+    """-1 while no replica may lead."""
     leader_epoch: int
     partition_epoch: int
+    adding: tuple[int, ...] = ()
+    """Replicas that a reassignment brings; they are among `replicas` already."""
+    removing: tuple[int, ...] = ()
+    """Replicas that go when the reassignment is done."""
 
 
 class ConfigRecord(msgspec.Struct, frozen=True, array_like=True, tag="config"):
@@ -51,6 +56,26 @@ class BrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag="broker"):
     port: int
     rack: str | None
     broker_epoch: int
+    incarnation: bytes = bytes(16)
+    """Chosen anew by each process: tells a registration that was sent twice from one of another process."""
+    fenced: bool = False
+    controlled_shutdown: bool = False
+
+
+class BrokerStateRecord(msgspec.Struct, frozen=True, array_like=True, tag="broker_state"):
+    """A registered broker is fenced or not, and is about to leave or not. The epoch is that of its registration."""
+
+    broker_id: int
+    broker_epoch: int
+    fenced: bool
+    controlled_shutdown: bool = False
+
+
+class UnregisterBrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag="unregister_broker"):
+    """A broker is gone for good."""
+
+    broker_id: int
+    broker_epoch: int
 
 
 class ProducerIdsRecord(msgspec.Struct, frozen=True, array_like=True, tag="producer_ids"):
@@ -60,7 +85,14 @@ class ProducerIdsRecord(msgspec.Struct, frozen=True, array_like=True, tag="produ
 
 
 MetadataRecord: TypeAlias = (
-    TopicRecord | RemoveTopicRecord | PartitionRecord | ConfigRecord | BrokerRecord | ProducerIdsRecord
+    TopicRecord
+    | RemoveTopicRecord
+    | PartitionRecord
+    | ConfigRecord
+    | BrokerRecord
+    | BrokerStateRecord
+    | UnregisterBrokerRecord
+    | ProducerIdsRecord
 )
 
 encode_record = msgspec.msgpack.Encoder().encode

@@ -13,9 +13,10 @@ from typing import Any, TypeAlias
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import correlation, get_logger
+from headrace.security.authorizer import Operation, ResourceType
 from headrace.server.context import RequestContext
 from headrace.server.session import Exchange
-from headrace.wire.apis import SUPPORTED, Api, is_supported
+from headrace.wire.apis import BETWEEN_BROKERS, SUPPORTED, Api, is_supported
 from headrace.wire.messages import Message, decode_request, encode_response
 from headrace.wire.primitives import Malformed
 from headrace.wire.schema import message_schema
@@ -37,20 +38,29 @@ class Router:
         handlers: Mapping[Api, Handler],
         direct: Mapping[Api, DirectHandler],
         spawn: Spawn,
+        private: Mapping[int, DirectHandler] | None = None,
     ) -> None:
+        """`private` are the APIs between nodes: known by their key alone, refused to those who may not act for one."""
         missing = SUPPORTED.keys() - handlers.keys() - direct.keys()
         assert not missing, f"advertised but not served: {sorted(api.name for api in missing)}"
         self._broker = broker
         self._handlers = handlers
         self._direct = direct
         self._spawn = spawn
+        self._private = private or {}
 
     def route(self, exchange: Exchange, frame: memoryview, body: int) -> None:
         """Serve one request. Raises Malformed when its bytes are not what they claim."""
         context = exchange.context
         api, version = context.api, context.version
         correlation.set(context)
-        if not is_supported(api, version):
+        if private := self._private.get(api):
+            if context.authorize(Operation.CLUSTER_ACTION, ResourceType.CLUSTER):
+                private(self._broker, exchange, frame, body)
+            else:
+                exchange.drop(f"{context.principal} may not act as a node of the cluster")
+            return
+        if not is_supported(api, version) or (api in BETWEEN_BROKERS and api not in self._handlers):
             self._refuse(exchange)
             return
         try:

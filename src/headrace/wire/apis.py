@@ -137,12 +137,22 @@ SUPPORTED: dict[Api, tuple[int, int]] = {
 }
 
 
+BETWEEN_BROKERS: dict[Api, tuple[int, int]] = {
+    Api.ALTER_PARTITION: (2, 3),
+}
+"""What brokers ask of each other, in Kafka's own messages; ApiVersions does not tell clients of it."""
+
+PRIVATE_FROM = 20_000
+"""API keys from here on are Headrace's own, between its nodes: plain headers, bodies of their own kind."""
+PRIVATE_RAFT = PRIVATE_FROM
+
+
 def is_supported(api: int, version: int) -> bool:
     """Whether a request of this API and version is served."""
-    first, last = SUPPORTED.get(api, (0, -1))  # type: ignore[call-overload]
+    first, last = SUPPORTED.get(api) or BETWEEN_BROKERS.get(api, (0, -1))  # type: ignore[call-overload]
     return bool(first <= version <= last)
 
 
 def is_flexible(api: int, version: int) -> bool:
     """Whether this version uses compact types and tagged fields."""
-    return message_schema(api, "request").flexible(version)
+    return api < PRIVATE_FROM and message_schema(api, "request").flexible(version)
