@@ -65,7 +65,11 @@ def test_the_version_is_printed() -> None:
     [
         ([], "usage: headrace"),
         (["serv"], "did you mean 'serve'?"),
-        (["up"], "not available in this version"),
+        (["quota"], "not available in this version"),
+        (["up", "--brokers", "0"], "from 1 to 100"),
+        (["partition", "reassign", "t"], "give one of --to, --drain"),
+        (["partition", "reassign", "t", "--to", "1,1"], "named twice"),
+        (["broker", "kill"], "required: N"),
         (["topic"], "required: ACTION"),
         (["topic", "create"], "required: NAME"),
         (["topic", "create", "t", "-p", "0"], "expected a whole number from 1 up, got 0"),

@@ -18,16 +18,21 @@ from types import ModuleType
 from headrace.cli.parser import CommandError, Parser, UsageError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "serve": ("headrace.cli.serve", "run a broker"),
+    "up": ("headrace.cli.up", "start a cluster on this machine"),
+    "down": ("headrace.cli.down", "stop that cluster"),
+    "status": ("headrace.cli.status", "brokers and partitions of a cluster"),
+    "broker": ("headrace.cli.broker", "start, stop, kill, pause and resume one broker"),
+    "serve": ("headrace.cli.serve", "run one broker"),
     "topic": ("headrace.cli.topic", "create, list, describe, alter and delete topics"),
     "produce": ("headrace.cli.produce", "send lines of standard input or a file as records"),
     "consume": ("headrace.cli.consume", "print records of topics"),
     "config": ("headrace.cli.config", "describe and alter settings of topics and brokers"),
+    "partition": ("headrace.cli.partition", "move replicas, elect leaders"),
     "bench": ("headrace.cli.bench", "measure a cluster: produce, consume, latency"),
     "doctor": ("headrace.cli.doctor", "what this machine offers and lacks"),
 }
 
-LATER = ("up", "down", "status", "broker", "group", "partition", "txn", "acl", "user", "quota", "pipeline")
+LATER = ("group", "txn", "acl", "user", "quota", "pipeline")
 
 EXAMPLE = """\
 example:

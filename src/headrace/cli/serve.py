@@ -67,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check the settings and run the broker until it is told to stop."""
     settings: dict[str, str] = dict(options.settings)
-    _check_settings(settings)
+    check_settings(settings)
     if os.environ.get("HEADRACE_STOP_ON_STDIN_EOF") == "1":
         _stop_on_stdin_eof()
     data_dir = None
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     )
 
 
-def _check_settings(settings: dict[str, str]) -> None:
+def check_settings(settings: dict[str, str]) -> None:
     """Refuse what no broker has, before anything is started or touched."""
     if not settings:
         return

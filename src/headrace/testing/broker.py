@@ -12,11 +12,9 @@ Called by `headrace.testing.plugin` and by people's own test code.
 
 import contextlib
 import os
-import random
 import selectors
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,10 +23,11 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import IO, Self
 
+from headrace.testing.ports import free_ports
+
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 PORT_ATTEMPTS_MAX = 20
-PORT_LOWEST = 12_000
 LOG_TAIL_BYTES = 16_384
 
 
@@ -123,7 +122,7 @@ class Broker:
         restart_port = self.port if self.port else None
         for attempt in range(PORT_ATTEMPTS_MAX):
             if restart_port is None:
-                self.port = _free_port(self.host)
+                (self.port,) = free_ports(1, self.host)
             try:
                 self._launch()
                 return self
@@ -285,26 +284,3 @@ class Broker:
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _free_port(host: str) -> int:
-    """A free port below the range of outgoing connections, so that none takes it while a killed broker is down."""
-    highest = 32_767
-    with (
-        contextlib.suppress(OSError, ValueError),
-        open("/proc/sys/net/ipv4/ip_local_port_range") as range_file,
-    ):
-        highest = int(range_file.read().split()[0]) - 1
-    if highest <= PORT_LOWEST + PORT_ATTEMPTS_MAX:
-        highest = 65_535
-    for _ in range(PORT_ATTEMPTS_MAX):
-        port = random.randint(PORT_LOWEST, highest)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-            return port
-    return 0

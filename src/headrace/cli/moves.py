@@ -1,0 +1,46 @@
+"""Which replicas a partition should have after a move: pure, given what the cluster says of itself.
+
+Owns the choice that `headrace partition reassign` makes when people name brokers instead of a list for each partition.
+Invariants: a drained partition keeps its other replicas where they are; the number of replicas changes only when that
+is asked for; of the brokers that could take a replica, the one that holds fewest does. Called by `cli.partition`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+Replicas = tuple[int, ...]
+
+
+def spread(
+    current: Mapping[int, Replicas], brokers: Sequence[int], factor: int | None = None
+) -> dict[int, Replicas]:
+    """Put the partitions of one topic on these brokers, in turn, each broker in turn the preferred leader."""
+    wanted: dict[int, Replicas] = {}
+    for turn, (partition, before) in enumerate(sorted(current.items())):
+        count = min(factor or len(before), len(brokers))
+        wanted[partition] = tuple(brokers[(turn + step) % len(brokers)] for step in range(count))
+    return {partition: to for partition, to in wanted.items() if to != current[partition]}
+
+
+def without(
+    current: Mapping[tuple[str, int], Replicas], leaving: int, others: Iterable[int]
+) -> dict[tuple[str, int], Replicas]:
+    """Every partition of a broker given to whichever other broker holds fewest; it takes the same place in the list."""
+    held = Counter({number: 0 for number in others if number != leaving})
+    for replicas in current.values():
+        held.update(number for number in replicas if number in held)
+    wanted: dict[tuple[str, int], Replicas] = {}
+    for at, replicas in sorted(current.items()):
+        if leaving not in replicas:
+            continue
+        free = [number for number in held if number not in replicas]
+        if not free:
+            raise NoRoom(f"{at[0]}-{at[1]} has a replica on every other broker already")
+        chosen = min(free, key=lambda number: (held[number], number))
+        held[chosen] += 1
+        wanted[at] = tuple(chosen if number == leaving else number for number in replicas)
+    return wanted
+
+
+class NoRoom(Exception):
+    """There are not enough other brokers for the replicas of a partition."""
