@@ -19,12 +19,14 @@ TimerKey: TypeAlias = tuple[str, ...]
 
 
 class Write(NamedTuple):
-    """Records that belong together, one batch of the log."""
+    """Records that belong together: in one batch of the log, perhaps with those of other steps."""
 
     records: Sequence[Record]
     then: Then | None
     replayed: bool
     """Whether the machine takes up the records, by the code that a restart runs, once they are committed."""
+    ahead: bool = False
+    """Whether the machine has taken them up already; when they cannot be stored, it is loaded anew without them."""
 
 
 class Effects:
@@ -47,5 +49,11 @@ class Effects:
     def stop(self, key: TimerKey) -> None:
         self.timers[key] = None
 
-    def store(self, records: Sequence[Record], then: Then | None = None, replayed: bool = False) -> None:
-        self.writes.append(Write(records, then, replayed))
+    def store(
+        self,
+        records: Sequence[Record],
+        then: Then | None = None,
+        replayed: bool = False,
+        ahead: bool = False,
+    ) -> None:
+        self.writes.append(Write(records, then, replayed, ahead))

@@ -158,6 +158,10 @@ class Broker:
         if partition is not None and partition.log is log:
             partition.on_flushed()
 
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call back on the loop in its next turn."""
+        self._loop.call_soon(callback)
+
     def call_later(self, delay_ms: float, callback: Callable[[], None]) -> Timer:
         """Call back on the loop after a while, unless the timer is cancelled."""
         return self._loop.call_later(delay_ms / 1000, callback)

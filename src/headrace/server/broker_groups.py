@@ -5,12 +5,10 @@ gives it in the same turn, as for heartbeats and, as a rule, commits; only what 
 Handlers call it; the broker tells it of every new image.
 """
 
-import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from headrace.base.clock import Timer
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.cluster.image import ClusterImage
 from headrace.cluster.names import CONSUMER_OFFSETS_TOPIC
@@ -20,41 +18,10 @@ from headrace.coordinators.group_shard import Commit, CommitResult, Committer, G
 from headrace.coordinators.membership import JoinRequest
 from headrace.coordinators.records import OffsetValue
 from headrace.coordinators.runtime import CoordinatorRuntime, Shard
-from headrace.replication.partition import Partition
+from headrace.server.broker_coordinators import BrokerWorld, Later, ask
 
 if TYPE_CHECKING:
     from headrace.server.broker import Broker
-
-T = TypeVar("T")
-Later: TypeAlias = T | Awaitable[T]
-
-
-class _World:
-    """The broker, as the runtime sees it."""
-
-    def __init__(self, broker: "Broker") -> None:
-        self._broker = broker
-
-    def coordinator_partition(self, index: int) -> Partition:
-        return self._broker.partition(CONSUMER_OFFSETS_TOPIC, index)
-
-    def flush(self, partition: Partition) -> None:
-        self._broker.flush(partition)
-
-    def call_later(self, delay_ms: float, callback: Callable[[], None]) -> Timer:
-        return self._broker.call_later(delay_ms, callback)
-
-    def now_ms(self) -> int:
-        return self._broker.clock.now_ms()
-
-    def monotonic_ms(self) -> float:
-        return self._broker.clock.monotonic_ms()
-
-    def write_timeout_ms(self) -> int:
-        return self._broker.config.offsets_commit_timeout_ms
-
-    def compression(self) -> int:
-        return self._broker.config.offsets_topic_compression_codec
 
 
 class GroupCoordinator:
@@ -62,28 +29,27 @@ class GroupCoordinator:
 
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
-        self._topic_id: bytes | None = None
+        world = BrokerWorld(
+            broker,
+            CONSUMER_OFFSETS_TOPIC,
+            lambda config: config.offsets_commit_timeout_ms,
+            lambda config: config.offsets_topic_compression_codec,
+        )
         self._runtime: CoordinatorRuntime[GroupShard] = CoordinatorRuntime(
-            _World(broker), lambda: GroupShard(lambda: broker.config, _new_id)
+            world, lambda: GroupShard(lambda: broker.config, _new_id)
         )
 
     # -- following the image -------------------------------------------------------------------------------------------
 
     def apply(self, old: ClusterImage, new: ClusterImage) -> None:
-        """Take up the internal topic when it is there, and forget what was committed for topics that are gone."""
-        topic = new.topics.get(CONSUMER_OFFSETS_TOPIC)
-        if self._topic_id is not None and (topic is None or topic.id != self._topic_id):
-            self._runtime.close()
-            self._topic_id = None
-        if topic is not None:
-            self._topic_id = topic.id
-            self._runtime.open(len(topic.partitions))
+        """Follow who leads the internal topic, and forget what was committed for topics that are gone."""
+        self._runtime.follow(new.topics.get(CONSUMER_OFFSETS_TOPIC), self._broker.node_id)
         gone = {
             name
             for name, before in old.topics.items()
             if name not in new.topics or new.topics[name].id != before.id
         }
-        if gone and self._topic_id is not None:
+        if gone:
             for index in range(self._runtime.partition_count):
                 self._forget(index, gone)
 
@@ -91,7 +57,7 @@ class GroupCoordinator:
         try:
             shard = self._runtime.shard(index)
         except KafkaError:
-            return  # its offsets stay until they expire; a client that asks for them is told of no such topic
+            return  # led elsewhere; or its offsets stay until they expire, and who asks is told of no such topic
         shard.run(lambda machine, now_ms, out: machine.forget_topics(gone, out))
 
     def stop(self) -> None:
@@ -109,7 +75,7 @@ class GroupCoordinator:
         def step(machine: GroupShard, now_ms: int, out: Effects, ticket: Ticket) -> None:
             machine.join(group_id, request, ticket, now_ms, out)
 
-        return _ask(self._shard(group_id), step)
+        return ask(self._shard(group_id), step)
 
     def sync(
         self,
@@ -135,7 +101,7 @@ class GroupCoordinator:
                 out,
             )
 
-        return _ask(self._shard(group_id), step)
+        return ask(self._shard(group_id), step)
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
         told = ErrorCode.NONE
@@ -151,7 +117,7 @@ class GroupCoordinator:
         def step(machine: GroupShard, now_ms: int, out: Effects, done: Callable[[LeaveResult], None]) -> None:
             machine.leave(group_id, leaving, done, now_ms, out)
 
-        return _ask(self._shard(group_id), step)
+        return ask(self._shard(group_id), step)
 
     # -- offsets -------------------------------------------------------------------------------------------------------
 
@@ -161,7 +127,7 @@ class GroupCoordinator:
         ) -> None:
             machine.commit(who, commits, done, now_ms, out)
 
-        return _ask(self._shard(who.group_id), step)
+        return ask(self._shard(who.group_id), step)
 
     def offset(self, group_id: str, topic: str, partition: int) -> OffsetValue | None:
         return self._shard(group_id).machine.offsets.get(group_id, topic, partition)
@@ -180,7 +146,7 @@ class GroupCoordinator:
         ) -> None:
             machine.delete_offsets(group_id, partitions, lambda error, results: done((error, results)), out)
 
-        return _ask(self._shard(group_id), step)
+        return ask(self._shard(group_id), step)
 
     # -- admin ---------------------------------------------------------------------------------------------------------
 
@@ -188,7 +154,7 @@ class GroupCoordinator:
         def step(machine: GroupShard, now_ms: int, out: Effects, done: Callable[[ErrorCode], None]) -> None:
             machine.delete_group(group_id, done, out)
 
-        return _ask(self._shard(group_id), step)
+        return ask(self._shard(group_id), step)
 
     def describe(self, group_id: str) -> dict[str, Any] | None:
         return self._shard(group_id).machine.describe(group_id)
@@ -201,23 +167,3 @@ def _new_id() -> str:
     """A random UUID, as Kafka puts behind the client's name to make a member id."""
     digits = os.urandom(16).hex()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{digits[16:20]}-{digits[20:]}"
-
-
-def _ask(
-    shard: Shard[GroupShard], step: Callable[[GroupShard, int, Effects, Callable[[T], None]], None]
-) -> Later[T]:
-    """Run a step; its answer if it gave one in this turn, or a future of it."""
-    answers: list[T] = []
-    future: asyncio.Future[T] | None = None
-
-    def answer(body: T) -> None:
-        if future is None:
-            answers.append(body)
-        elif not future.done():
-            future.set_result(body)
-
-    shard.run(lambda machine, now_ms, out: step(machine, now_ms, out, answer))
-    if answers:
-        return answers[0]
-    future = asyncio.get_running_loop().create_future()
-    return future

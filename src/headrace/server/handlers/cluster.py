@@ -15,7 +15,7 @@ from typing import Any
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.ids import ZERO_ID
 from headrace.cluster.controller import NewTopic, create_topics
-from headrace.cluster.image import ClusterImage, PartitionRegistration, TopicImage
+from headrace.cluster.image import BrokerRegistration, ClusterImage, PartitionRegistration, TopicImage
 from headrace.cluster.names import (
     CLUSTER_METADATA_TOPIC,
     CONSUMER_OFFSETS_TOPIC,
@@ -24,6 +24,7 @@ from headrace.cluster.names import (
 )
 from headrace.security.authorizer import CLUSTER_NAME, Operation, ResourceType
 from headrace.server.broker import Broker
+from headrace.server.broker_coordinators import coordinator_of
 from headrace.server.context import RequestContext
 from headrace.server.router import Body, Handler
 from headrace.wire.apis import Api
@@ -405,7 +406,7 @@ def _volume_bytes(directory: str) -> int:
 
 
 async def handle_find_coordinator(broker: Broker, context: RequestContext, request: Message) -> Body:
-    """Who coordinates a group or a transactional id: this broker, as long as it is the only one."""
+    """Who coordinates a group or a transactional id: the leader of the partition that holds its records."""
     if request.key_type == KEY_GROUP and CONSUMER_OFFSETS_TOPIC not in broker.image.topics:
         await _auto_create(broker, [CONSUMER_OFFSETS_TOPIC], {})
     if context.version >= COORDINATORS_BATCHED_FROM:
@@ -428,10 +429,13 @@ def _coordinator(broker: Broker, context: RequestContext, kind: int, key: str, f
     )
     if not context.authorize(Operation.DESCRIBE, resource, key):
         return {"error_code": refusal, "error_message": "Authorization failed.", **NO_NODE}
-    if kind == KEY_GROUP and CONSUMER_OFFSETS_TOPIC not in broker.image.topics:
+    if kind == KEY_TRANSACTION:
+        found: BrokerRegistration | None = broker.image.brokers[broker.node_id]
+    else:
+        found = coordinator_of(broker, CONSUMER_OFFSETS_TOPIC, key)
+    if found is None:
         return {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE, "error_message": NO_TOPIC_YET, **NO_NODE}
-    here = broker.image.brokers[broker.node_id]
-    return {"error_message": fine, "node_id": here.id, "host": here.host, "port": here.port}
+    return {"error_message": fine, "node_id": found.id, "host": found.host, "port": found.port}
 
 
 def handle_describe_quorum(broker: Broker, context: RequestContext, request: Message) -> Body:
