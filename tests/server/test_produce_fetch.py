@@ -6,6 +6,7 @@ import pytest
 
 from headrace.base.errors import ErrorCode
 from headrace.records.batch import parse_header
+from headrace.server.handlers.fetch import BULK_BYTES
 from headrace.testing import Broker
 from headrace.wire.apis import SUPPORTED, Api
 from tests.server.raw import RawClient, batch, fetch_body, produce_body
@@ -173,6 +174,19 @@ def test_a_fetch_at_the_end_waits_until_there_is_something(broker, client, topic
         other.produce(topic, batch(b"news"), partition=1)
     reply = client.receive()
     assert [len(p.records) > 0 for p in reply.responses[0].partitions] == [False, True]
+
+
+def test_a_reader_that_catches_up_is_told_at_once_that_it_is_at_the_end_and_waits_only_then(
+    broker, client, topic
+):
+    client.produce(topic, batch(b"x" * (BULK_BYTES + 1)))
+    assert len(partition_of(client.fetch(fetch_body(topic, {0: 0}))).records) > BULK_BYTES
+    at_the_end = fetch_body(topic, {0: 1}, max_wait_ms=2**31 - 1)
+    assert len(partition_of(client.fetch(at_the_end)).records) == 0
+    client.send(Api.FETCH, 11, at_the_end)
+    with RawClient(broker.host, broker.port) as other:
+        other.produce(topic, batch(b"news"))
+    assert len(partition_of(client.receive()).records) > 0
 
 
 def test_a_fetch_waits_for_its_minimum_or_its_time(broker, client, topic):

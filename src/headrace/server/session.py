@@ -82,6 +82,15 @@ class Exchange:
         """Close the connection: there is no answer in the protocol for what happened."""
         self._session.abort(why, self.context)
 
+    @property
+    def reads_in_bulk(self) -> bool:
+        """Whether the last fetch of this connection brought so much that its reader is catching up."""
+        return self._session.reads_in_bulk
+
+    @reads_in_bulk.setter
+    def reads_in_bulk(self, bulk: bool) -> None:
+        self._session.reads_in_bulk = bulk
+
     def _finish(self) -> None:
         assert not self.done, "a request is answered once"
         self.done = True
@@ -103,6 +112,7 @@ class Session:
         "_transport",
         "_unsent",
         "_working",
+        "reads_in_bulk",
     )
 
     def __init__(
@@ -118,6 +128,7 @@ class Session:
         self._reading = True
         self._working = False
         self._closed = False
+        self.reads_in_bulk = False
 
     @property
     def idle(self) -> bool:

@@ -3,7 +3,9 @@
 Behaviour. Answered at once when `min_bytes` are there, a partition has an error, nothing is asked for, or the client
 does not want to wait; otherwise parked on its partitions until data comes or `max_wait_ms` is over. Records are never
 decoded: the reply is heads around ranges of segment files. The first partition with data gets at least one whole
-batch however small the limits are, so that a reader always gets on. Versions: sessions from 7, leader epochs checked
+batch however small the limits are, so that a reader always gets on. A reader that was catching up, by large replies,
+is told once, at once, when it has reached the end; only then does it wait: programs that read to the end need not
+spend `max_wait_ms` there, and clients that ask for many partitions hear of the other ones sooner. Versions: sessions from 7, leader epochs checked
 from 9, topic ids from 13. Left out: reads by followers, until there are any; aborted transactions, until there are
 transactions.
 """
@@ -23,6 +25,8 @@ from headrace.wire.fetch import (
     decode_fetch,
     encode_fetch_reply,
 )
+
+BULK_BYTES = 256 * 1024  # a reply of this much is one to a reader that is catching up
 
 
 def handle_fetch(broker: Broker, exchange: Exchange, frame: memoryview, body: int) -> None:
@@ -69,7 +73,9 @@ class _Fetch:
     def start(self) -> None:
         results, size, urgent = self._read()
         request = self._request
-        if urgent or not self._wanted or size >= request.min_bytes or request.max_wait_ms <= 0:
+        caught_up = size == 0 and self._exchange.reads_in_bulk
+        self._exchange.reads_in_bulk = size >= BULK_BYTES
+        if urgent or caught_up or not self._wanted or size >= request.min_bytes or request.max_wait_ms <= 0:
             self._answer(results)
             return
         self._park()
