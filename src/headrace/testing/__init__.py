@@ -8,6 +8,7 @@ tests:
         producer = Producer({"bootstrap.servers": headrace.bootstrap})
 
     with headrace.testing.Broker() as broker: ...   # the same without pytest
+    with headrace.testing.Cluster(3) as cluster: ...  # several brokers, to be killed, paused and cut off
 
 Names are loaded on first use, so that having the plugin installed costs a pytest run nothing.
 """
@@ -16,13 +17,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace.testing.broker import Broker, BrokerFailed
+    from headrace.testing.cluster import Cluster
 
-__all__ = ["Broker", "BrokerFailed"]
+__all__ = ["Broker", "BrokerFailed", "Cluster"]
 
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        from headrace.testing import broker
+        from headrace.testing import broker, cluster
 
-        return getattr(broker, name)
+        return getattr(cluster if name == "Cluster" else broker, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The pytest plugin: fixtures `headrace` and `headrace_session`, and the broker's log beside a failed test.
+"""The pytest plugin: fixtures `headrace`, `headrace_session` and `headrace_cluster`, and logs beside a failed test.
 
 Owns the fixtures. Invariant: importing it loads nothing that pytest has not loaded already; a broker starts
 only for a test that asks for one. Loaded by pytest through the entry point group `pytest11`.
@@ -8,6 +8,10 @@ only for a test that asks for one. Loaded by pytest through the entry point grou
 
     @pytest.mark.headrace(settings={"num.partitions": 3})           # arguments of headrace.testing.Broker
     def test_spread(headrace): ...
+
+    @pytest.mark.headrace(brokers=3)                                # ... and of headrace.testing.Cluster
+    def test_failover(headrace_cluster):
+        headrace_cluster.broker(1).kill()
 """
 
 from collections.abc import Generator, Iterator
@@ -17,6 +21,7 @@ import pytest
 
 if TYPE_CHECKING:
     from headrace.testing.broker import Broker
+    from headrace.testing.cluster import Cluster
 
 LOG_SHOWN_BYTES = 16_384
 
@@ -24,7 +29,8 @@ LOG_SHOWN_BYTES = 16_384
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "headrace(**arguments): arguments of headrace.testing.Broker for the `headrace` fixture",
+        "headrace(**arguments): arguments of headrace.testing.Broker (Cluster) for the fixture `headrace`"
+        " (`headrace_cluster`)",
     )
 
 
@@ -47,13 +53,23 @@ def headrace_session() -> Iterator["Broker"]:
         yield broker
 
 
+@pytest.fixture
+def headrace_cluster(request: pytest.FixtureRequest) -> Iterator["Cluster"]:
+    """A fresh Headrace cluster of three brokers, for one test: `.bootstrap`, `.broker(n)`, `.leader(topic)`."""
+    from headrace.testing.cluster import Cluster
+
+    marker = request.node.get_closest_marker("headrace")
+    with Cluster(**(marker.kwargs if marker else {})) as cluster:
+        yield cluster
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, "pytest.CallInfo[None]", None]:
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     if not report.failed:
         return
-    for name in ("headrace", "headrace_session"):
+    for name in ("headrace", "headrace_session", "headrace_cluster"):
         broker = getattr(item, "funcargs", {}).get(name)
         if broker is not None and (log := broker.log(LOG_SHOWN_BYTES)):
             report.sections.append((f"Headrace broker log ({broker.bootstrap})", log))

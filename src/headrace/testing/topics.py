@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 LEADERS_TIMEOUT_S = 30.0
 LOOK_EVERY_S = 0.05
+# A broker that is paused or cut off takes a connection and never answers: go on to the next soon.
+SHORT_TIMEOUTS = {"socket.connection.setup.timeout.ms": 1_000, "request.timeout.ms": 5_000}
 
 
 def create_topic(
@@ -26,6 +28,20 @@ def create_topic(
                     await asyncio.sleep(LOOK_EVERY_S)
 
     _run(create())
+
+
+def describe_topic(bootstrap: str, name: str) -> "TopicInfo":
+    """What the cluster says of a topic, asked from blocking code."""
+    from headrace.client.admin import Admin
+
+    found: list[TopicInfo] = []
+
+    async def describe() -> None:
+        async with Admin({"bootstrap.servers": bootstrap, **SHORT_TIMEOUTS}) as admin:
+            found.extend(await admin.describe_topics([name]))
+
+    _run(describe())
+    return found[0]
 
 
 def _led(topics: "list[TopicInfo]") -> bool:
