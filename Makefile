@@ -2,7 +2,7 @@ PY := .venv/bin/python
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench docs pins clean
+.PHONY: help setup demo chaos test lint format bench docs pins clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -12,6 +12,9 @@ setup:  ## Build .venv; compile the record codec where a C compiler is there
 
 demo: setup  ## A broker, two real clients, a kill -9 in the middle, and an account of every record
 	@$(PY) examples/demo.py
+
+chaos: setup  ## Brokers killed, paused, cut off and filled up under load, and an account: SECONDS=600 SEED=...
+	@$(PY) -m tests.chaos --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 lint: setup  ## Style, format and strict types
 	$(PY) -m ruff check .
