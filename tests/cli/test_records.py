@@ -146,10 +146,20 @@ def test_what_cannot_be_read_or_written_is_named(env: Env, new_topic: Callable[.
     topic = new_topic()
     assert "does not exist" in fails(1, "consume", "not-there", env=env)
     assert "has no partition 5" in fails(1, "consume", topic, "--partition", "5", env=env)
-    assert "groups are not available" in fails(1, "consume", topic, "--group", "g", env=env)
+    assert "takes no --partition" in fails(2, "consume", topic, "--group", "g", "--partition", "0", env=env)
     assert "no such file" in fails(1, "produce", topic, "--file", "/no/such/file", env=env)
     assert "no partition 5" in fails(1, "produce", topic, "--partition", "5", stdin=b"x\n", env=env)
     assert "max.request.size" in fails(1, "produce", topic, stdin=bytes(1_100_000), env=env)
+
+
+@pytest.mark.headrace(settings={"group.initial.rebalance.delay.ms": 0})
+def test_a_group_is_given_each_record_once(headrace: Broker) -> None:
+    headrace.create_topic("orders")
+    env = {"HEADRACE_BOOTSTRAP": headrace.bootstrap}
+    succeeds("produce", "orders", stdin=b"a\nb\nc\n", env=env)
+    assert succeeds("consume", "orders", "--group", "g", "--max", "2", env=env) == b"a\nb\n"
+    assert succeeds("consume", "orders", "--group", "g", "--exit-at-end", env=env) == b"c\n"
+    assert succeeds("consume", "orders", "--group", "g", "--exit-at-end", env=env) == b""
 
 
 @pytest.mark.headrace(settings={"auto.create.topics.enable": False})

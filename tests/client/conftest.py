@@ -13,14 +13,14 @@ _numbers = count(1)
 
 
 @pytest.fixture(scope="session")
-def cluster_bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
+def cluster_bootstrap() -> Iterator[str]:
     """The cluster under test: `$HEADRACE_TEST_BOOTSTRAP` (any Kafka), else a Headrace broker in memory."""
     given = os.environ.get("HEADRACE_TEST_BOOTSTRAP")
     if given:
         yield given
         return
-    broker: Broker = request.getfixturevalue("headrace_session")
-    yield broker.bootstrap
+    with Broker(settings={"group.initial.rebalance.delay.ms": 0}) as broker:
+        yield broker.bootstrap
 
 
 @pytest.fixture

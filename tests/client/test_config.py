@@ -10,6 +10,7 @@ from headrace.client.config import (
     foreign_keys,
     parse_address,
     producer_config,
+    settings,
 )
 from headrace.client.errors import ConfigError
 
@@ -40,10 +41,10 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one() -> None:
         ("security.protocol", "SASL_SSL", "not supported by this client yet"),
         ("sasl.mechanism", "PLAIN", "security is not supported"),
         ("ssl.ca.location", "x", "security is not supported"),
-        ("group.id", "g", "groups are not supported"),
-        ("enable.auto.commit", "true", "groups are not supported"),
-        ("transactional.id", "t", "transactions are not supported"),
-        ("key.serializer", "x", "Java"),
+        ("key.serializer", "x", "given to the constructor"),
+        ("metric.reporters", "x", "Java"),
+        ("partitioner", "random", "expected default, sticky"),
+        ("partition.assignment.strategy", "fair", "expected range, roundrobin"),
         ("acks", "2", "expected 0, 1 or all"),
         ("linger.ms", "soon", "expected a whole number"),
         ("linger.ms", "-1", "expected 0 to"),
@@ -80,6 +81,35 @@ def test_keys_of_other_clients_are_allowed_and_named() -> None:
     assert foreign_keys(values, "producer") == ["fetch.min.bytes"]
     assert foreign_keys(values, "consumer") == ["acks"]
     assert foreign_keys(values, "producer", "consumer") == []
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"transactional\.id needs enable\.idempotence"):
+        producer_config({"transactional.id": "t", "enable.idempotence": False})
+    with pytest.raises(ConfigError, match="needs acks=all"):
+        producer_config({"transactional.id": "t", "acks": 1})
+    with pytest.raises(ConfigError, match=r"below session\.timeout\.ms"):
+        consumer_config({"heartbeat.interval.ms": 50_000})
+    with pytest.raises(ConfigError, match=r"needs a group\.id"):
+        consumer_config({"group.instance.id": "i"})
+    with pytest.raises(ConfigError, match="the broker decides"):
+        consumer_config({"group.protocol": "consumer", "session.timeout.ms": 6_000})
+    with pytest.raises(ConfigError, match=r"needs group\.protocol=consumer"):
+        consumer_config({"group.remote.assignor": "uniform"})
+
+
+def test_keys_may_be_written_as_keywords() -> None:
+    assert producer_config(settings({"acks": 1}, {"linger_ms": 7})).linger_ms == 7
+    with pytest.raises(ConfigError, match="given twice"):
+        settings({"linger.ms": 5}, {"linger_ms": 7})
+
+
+def test_javas_names_of_assignors_are_understood() -> None:
+    java = "org.apache.kafka.clients.consumer.CooperativeStickyAssignor, range"
+    assert consumer_config({"partition.assignment.strategy": java}).partition_assignment_strategy == (
+        "cooperative-sticky",
+        "range",
+    )
 
 
 @pytest.mark.parametrize(

@@ -120,9 +120,9 @@ Rule = Callable[[Source], Iterator[str]]
 
 
 def allowed_layers(layer: str) -> set[str]:
-    """The layers that this one may import; the package's root may import only the command line."""
+    """The layers that this one may import; the package's root has the names of the client and the command line."""
     if not layer:
-        return {"cli"}
+        return {"base", "client", "cli"}
     below = NARROWER.get(layer)
     if below is None:
         below = set(LAYERS[: LAYERS.index(layer)]) if layer in LAYERS else set()

@@ -185,18 +185,94 @@ _RETRIABLE = frozenset(
 )
 
 
-class KafkaError(Exception):
-    """An expected failure that a client is told about by its Kafka error code."""
+# After one of these the client that got it must be closed: it was replaced, or may not do what it is for.
+_FATAL = frozenset(
+    {
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.FENCED_INSTANCE_ID,
+        ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.SASL_AUTHENTICATION_FAILED,
+        ErrorCode.UNSUPPORTED_SASL_MECHANISM,
+        ErrorCode.UNSUPPORTED_VERSION,
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    }
+)
 
-    def __init__(self, code: ErrorCode, message: str = "") -> None:
+_HINTS = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "create the topic first, or check its name",
+    ErrorCode.UNKNOWN_TOPIC_ID: "the topic was deleted, perhaps created anew under the same name",
+    ErrorCode.INVALID_TOPIC_EXCEPTION: (
+        "a topic's name has 1 to 249 letters, digits, '.', '_' and '-', and is neither '.' nor '..'"
+    ),
+    ErrorCode.TOPIC_ALREADY_EXISTS: "choose another name, or use the topic as it is",
+    ErrorCode.MESSAGE_TOO_LARGE: "send smaller records, or raise max.message.bytes of the topic",
+    ErrorCode.RECORD_LIST_TOO_LARGE: "raise segment.bytes of the topic, or send smaller batches",
+    ErrorCode.OFFSET_OUT_OF_RANGE: "seek, or set auto.offset.reset to earliest or latest",
+    ErrorCode.NOT_ENOUGH_REPLICAS: "fewer replicas are in sync than min.insync.replicas asks for",
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: "written, but on fewer replicas than min.insync.replicas",
+    ErrorCode.KAFKA_STORAGE_ERROR: "the broker's disk is full or failing; its log says which",
+    ErrorCode.PRODUCER_FENCED: "another producer has this transactional.id now; close this one",
+    ErrorCode.INVALID_PRODUCER_EPOCH: "another producer has this transactional.id now; close this one",
+    ErrorCode.FENCED_INSTANCE_ID: "another member has this group.instance.id now; close this one",
+    ErrorCode.INVALID_TXN_STATE: "the transaction ended meanwhile, perhaps by transaction.timeout.ms",
+    ErrorCode.INVALID_TRANSACTION_TIMEOUT: "lower transaction.timeout.ms to the broker's maximum or less",
+    ErrorCode.TRANSACTION_ABORTABLE: "abort the transaction and do it again",
+    ErrorCode.UNKNOWN_MEMBER_ID: "the group removed this member, perhaps because it polled too rarely",
+    ErrorCode.ILLEGAL_GENERATION: "the group was rebalanced meanwhile; what was committed belongs to others now",
+    ErrorCode.REBALANCE_IN_PROGRESS: "poll again, so that the member can rejoin, then commit",
+    ErrorCode.INVALID_SESSION_TIMEOUT: (
+        "use a session.timeout.ms between the broker's group.min.session.timeout.ms and its maximum"
+    ),
+    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: (
+        "all members of a group need a common partition.assignment.strategy and the same group.protocol"
+    ),
+    ErrorCode.GROUP_MAX_SIZE_REACHED: "the broker's group.max.size is reached; use fewer members",
+    ErrorCode.INVALID_GROUP_ID: "give a group.id that is not empty",
+    ErrorCode.NON_EMPTY_GROUP: "stop the group's members first",
+    ErrorCode.GROUP_ID_NOT_FOUND: "check the group's name; a group without members and offsets is gone",
+    ErrorCode.UNSUPPORTED_ASSIGNOR: "the broker has no such group.remote.assignor",
+    ErrorCode.INVALID_REPLICATION_FACTOR: "use a replication factor of at most the number of brokers",
+    ErrorCode.INVALID_PARTITIONS: "the number of partitions can only grow",
+    ErrorCode.INVALID_CONFIG: "check the setting's name and value",
+    ErrorCode.POLICY_VIOLATION: "the cluster has a rule against it; its log may name it",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "the cluster does not let this client use the topic",
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "the cluster does not let this client use the group",
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "the cluster does not let this client do that",
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the cluster does not let this client use the transactional.id",
+    ErrorCode.UNSUPPORTED_VERSION: "the broker does not offer this; is it older?",
+}
+
+
+class KafkaError(Exception):
+    """An expected failure that a client is told about by its Kafka error code.
+
+    `retriable`: the same call may succeed later. `abortable`: the transaction it happened in must be aborted and may
+    then be done again. `fatal`: the client must be closed. `hint`: the next step, in words.
+    """
+
+    def __init__(self, code: ErrorCode, message: str = "", hint: str | None = None) -> None:
         super().__init__(message or code.name)
         self.code = code
         self.message = message or code.name
+        self.hint = _HINTS.get(code, "") if hint is None else hint
 
     @property
     def retriable(self) -> bool:
         """Whether Kafka's clients would try the same request again."""
         return self.code in _RETRIABLE
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the client that got it can do nothing more."""
+        return self.code in _FATAL
+
+    @property
+    def abortable(self) -> bool:
+        """Whether a transaction that met it can be aborted and done again."""
+        return not self.fatal
 
     def __repr__(self) -> str:
         return f"KafkaError({self.code.name}, {self.message!r})"

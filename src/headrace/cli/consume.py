@@ -30,7 +30,8 @@ example:
   headrace consume orders                                   # from the first record on, then as they come
   headrace consume orders --from latest
   headrace consume orders payments --from 2025-06-01T00:00:00Z --exit-at-end --json
-  headrace consume orders --partition 0 --from 4200 --max 10"""
+  headrace consume orders --partition 0 --from 4200 --max 10
+  headrace consume orders --group billing --exit-at-end      # what the group has not read yet"""
 
 POLL_MS = 500
 POLL_RECORDS_MAX = 5_000
@@ -41,7 +42,9 @@ TIMESTAMP_MS_MIN = 100_000_000_000
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("topics", metavar="TOPIC", nargs="+")
-    parser.add_argument("--group", metavar="G", help="read as a member of this group (not available yet)")
+    parser.add_argument(
+        "--group", metavar="G", help="read as a member of this group, and commit what was printed"
+    )
     parser.add_argument(
         "--from",
         metavar="WHERE",
@@ -84,12 +87,9 @@ def parse_start(text: str) -> tuple[str, int]:
 
 async def consume(options: argparse.Namespace) -> int:
     """Print records until told to stop."""
-    if options.group is not None:
-        raise CommandError(
-            "groups are not available in this version's client\n"
-            "  leave out --group: the command reads all partitions itself"
-        )
     config = client_config(options, "consumer")
+    if options.group is not None:
+        config["group.id"] = options.group
     if options.read_committed:
         config["isolation.level"] = "read_committed"
     config.setdefault("auto.offset.reset", "earliest")
@@ -102,6 +102,8 @@ async def consume(options: argparse.Namespace) -> int:
         raise UsageError(
             f"--from {start}: expected earliest, latest, an offset, or a time such as 2025-06-01T12:00:00Z"
         ) from None
+    if config.get("group.id") is not None:
+        return await _consume_in_group(options, config, kind)
     async with Consumer(config) as consumer:
         partitions = await _partitions(consumer, options)
         consumer.assign(partitions)
@@ -115,6 +117,40 @@ async def consume(options: argparse.Namespace) -> int:
             consumer.seek_to_beginning(partitions)
         await _print_all(consumer, options, partitions)
     return 0
+
+
+async def _consume_in_group(options: argparse.Namespace, config: dict[str, Any], start: str) -> int:
+    """Print what the group gives this member; what is printed is committed."""
+    if options.partition is not None or start not in ("earliest", "latest"):
+        raise UsageError("--group goes on where the group was: it takes no --partition, offset or time")
+    if options.start is not None:
+        config["auto.offset.reset"] = start
+    config.setdefault("enable.auto.commit", False)
+    remaining = options.max
+    render = _json_line if options.json else _plain(options.key_separator)
+    async with Consumer(config) as consumer:
+        for topic in dict.fromkeys(options.topics):
+            await consumer.partitions(topic)
+        consumer.subscribe(options.topics)
+        while remaining is None or remaining > 0:
+            count_max = POLL_RECORDS_MAX if remaining is None else min(POLL_RECORDS_MAX, remaining)
+            records = await consumer.poll(POLL_MS, count_max)
+            if records:
+                sys.stdout.buffer.write(b"".join([render(record) for record in records]))
+                sys.stdout.buffer.flush()
+                await consumer.commit()
+                if remaining is not None:
+                    remaining -= len(records)
+            elif options.exit_at_end and await _at_end(consumer):
+                break
+    return 0
+
+
+async def _at_end(consumer: Consumer) -> bool:
+    """Whether this member has partitions, and all of them were read to their end."""
+    mine = consumer.assignment
+    ends = await consumer.end_offsets(mine)
+    return bool(mine) and all([await consumer.position(p) >= ends[p] for p in mine])
 
 
 async def _seek(consumer: Consumer, partitions: list[TopicPartition], offset: int) -> None:

@@ -26,6 +26,7 @@ from headrace.wire.messages import Message
 
 TOPICS_TRACKED_MAX = 10_000
 NO_NODE = -1
+SHARED = ""  # the purpose of a connection that serves all requests which ask for no connection of their own
 JITTER = 0.2
 FINISH_TIMEOUT_MS = 10_000
 
@@ -79,10 +80,11 @@ class Backoff:
 
 
 class _Link:
-    """The connection to one address, made when needed and made again when lost."""
+    """The connection to one address for one purpose, made when needed and made again when lost."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, purpose: str) -> None:
         self.address = address
+        self.purpose = purpose
         self.connection: Connection | None = None
         self.opening: asyncio.Task[Connection] | None = None
         self.failures = 0
@@ -113,7 +115,7 @@ class Cluster:
             receive_buffer_bytes=config.receive_buffer_bytes,
             send_buffer_bytes=config.send_buffer_bytes,
         )
-        self._links: dict[Address, _Link] = {}
+        self._links: dict[tuple[Address, str], _Link] = {}
         self._names: dict[bytes, str] = {}
         self._tracked: dict[str, None] = {}
         self._refresh: asyncio.Task[None] | None = None
@@ -239,7 +241,7 @@ class Cluster:
     def ready_connection(self, node_id: int) -> Connection | None:
         """The connection to this broker if it is open already."""
         node = self.nodes.get(node_id)
-        link = self._links.get((node.host, node.port)) if node is not None else None
+        link = self._links.get(((node.host, node.port), SHARED)) if node is not None else None
         if link is None or link.connection is None or not link.connection.usable:
             return None
         return link.connection
@@ -250,6 +252,10 @@ class Cluster:
         if node is None:
             raise Disconnected(f"broker {node_id} is not in the cluster's metadata")
         return await self._connect((node.host, node.port))
+
+    async def own_connection(self, address: Address, purpose: str) -> Connection:
+        """A connection for one purpose alone: its requests neither wait behind others nor hold them up."""
+        return await self._connect(address, purpose)
 
     async def controller(self) -> Connection:
         """A connection to the controller (any broker that passes requests on to it will do)."""
@@ -265,7 +271,9 @@ class Cluster:
             raise Closed("the client is closed")
         known = [(node.host, node.port) for node in self.nodes.values()]
         opened = [
-            link.connection for link in self._links.values() if link.connection and link.connection.usable
+            link.connection
+            for link in self._links.values()
+            if link.purpose == SHARED and link.connection and link.connection.usable
         ]
         if opened:
             return min(opened, key=lambda connection: connection.in_flight)
@@ -274,7 +282,8 @@ class Cluster:
         failure: KafkaError | None = None
         # Those that may be tried at once come first; a stable sort keeps known brokers before bootstrap addresses.
         for address in sorted(
-            addresses, key=lambda a: self._links[a].not_before_s if a in self._links else 0.0
+            addresses,
+            key=lambda a: self._links[a, SHARED].not_before_s if (a, SHARED) in self._links else 0.0,
         ):
             try:
                 return await self._connect(address)
@@ -283,13 +292,13 @@ class Cluster:
         assert failure is not None
         raise failure
 
-    async def _connect(self, address: Address) -> Connection:
+    async def _connect(self, address: Address, purpose: str = SHARED) -> Connection:
         if self._closed:
             raise Closed("the client is closed")
-        link = self._links.get(address)
+        link = self._links.get((address, purpose))
         if link is None:
             self._drop_unused_links()
-            link = self._links[address] = _Link(address)
+            link = self._links[address, purpose] = _Link(address, purpose)
         if link.connection is not None and link.connection.usable:
             return link.connection
         if link.opening is None or link.opening.done():
@@ -333,8 +342,8 @@ class Cluster:
     def _drop_unused_links(self) -> None:
         """Forget addresses that are neither a broker's nor a bootstrap address, so that the table cannot grow."""
         wanted = {(n.host, n.port) for n in self.nodes.values()} | set(self.config.bootstrap_servers)
-        for address in [a for a in self._links if a not in wanted]:
-            link = self._links.pop(address)
+        for place in [p for p in self._links if p[0] not in wanted]:
+            link = self._links.pop(place)
             if link.connection is not None:
                 link.connection.close()
 

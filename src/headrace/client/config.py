@@ -1,159 +1,40 @@
 """Client configuration: Kafka's own keys, checked at the door.
 
-Owns the table of keys and the typed configurations made from it. Invariant: a key is used or refused, never
+Owns the typed configurations made from the table of keys. Invariant: a key is used or refused, never
 ignored in silence. Keys that belong to another kind of client are allowed, because people share one file
 among them; `foreign_keys` names them. Called by producer, consumer, admin, and by the command line for
 `--config` and `-X`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
+from headrace.client.config_keys import ACKS_ALL, KEYS, Address, parse_address
 from headrace.client.errors import ConfigError
 from headrace.records.compression import NAMES as COMPRESSION_NAMES
 
-Address: TypeAlias = tuple[str, int]
-ACKS_ALL = -1
+__all__ = [
+    "ACKS_ALL",
+    "KEYS",
+    "Address",
+    "AdminConfig",
+    "CommonConfig",
+    "ConsumerConfig",
+    "ProducerConfig",
+    "admin_config",
+    "check_keys",
+    "consumer_config",
+    "foreign_keys",
+    "parse_address",
+    "producer_config",
+    "settings",
+]
+
 IDEMPOTENT_IN_FLIGHT_MAX = 5
 
-
-class Key(NamedTuple):
-    """One configuration key: how its value is read, Kafka's default, which clients use it, and what it does."""
-
-    parse: Callable[[Any], Any]
-    default: Any
-    clients: str
-    doc: str
-
-
-def _integer(lowest: int, highest: int = 2**31 - 1) -> Callable[[Any], int]:
-    def parse(value: Any) -> int:
-        try:
-            number = int(str(value).strip())
-        except ValueError:
-            raise ValueError(f"expected a whole number, got {value!r}") from None
-        if not lowest <= number <= highest:
-            raise ValueError(f"expected {lowest} to {highest}, got {number}")
-        return number
-
-    return parse
-
-
-def _level(lowest: int, highest: int) -> Callable[[Any], int | None]:
-    integer = _integer(lowest, highest)
-    return lambda value: None if value is None else integer(value)
-
-
-def _boolean(value: Any) -> bool:
-    text = str(value).strip().lower()
-    if text not in ("true", "false"):
-        raise ValueError(f"expected true or false, got {value!r}")
-    return text == "true"
-
-
-def _choice(*words: str) -> Callable[[Any], str]:
-    def parse(value: Any) -> str:
-        text = str(value).strip().lower()
-        if text not in words:
-            raise ValueError(f"expected {', '.join(words[:-1])} or {words[-1]}, got {value!r}")
-        return text
-
-    return parse
-
-
-def _acks(value: Any) -> int:
-    text = str(value).strip().lower()
-    if text not in ("0", "1", "-1", "all"):
-        raise ValueError(f"expected 0, 1 or all, got {value!r}")
-    return ACKS_ALL if text == "all" else int(text)
-
-
-def _addresses(value: Any) -> tuple[Address, ...]:
-    items: Iterable[str] = value.split(",") if isinstance(value, str) else value
-    found = tuple(parse_address(item.strip()) for item in items if item.strip())
-    if not found:
-        raise ValueError("expected HOST:PORT, or several with commas between them")
-    return found
-
-
-def parse_address(text: str) -> Address:
-    """`host:port` or `[v6]:port`; ValueError when it is neither."""
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("PLAINTEXT://")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"expected HOST:PORT, got {text!r}")
-    return host.strip("[]"), int(port)
-
-
-_MS = _integer(0)
-_ALL = "producer consumer admin"
-
-KEYS: dict[str, Key] = {
-    "bootstrap.servers": Key(_addresses, "127.0.0.1:9092", _ALL, "brokers to begin with, as host:port,…"),
-    "client.id": Key(str, "headrace", _ALL, "the name that brokers log and count this client by"),
-    "request.timeout.ms": Key(_MS, 30_000, _ALL, "the longest wait for one answer"),
-    "default.api.timeout.ms": Key(
-        _MS, 60_000, "consumer admin", "the longest wait for a call, retries included"
-    ),
-    "socket.connection.setup.timeout.ms": Key(_MS, 10_000, _ALL, "the longest wait for a connection"),
-    "reconnect.backoff.ms": Key(_MS, 50, _ALL, "the first wait before connecting again"),
-    "reconnect.backoff.max.ms": Key(_MS, 1_000, _ALL, "the longest wait before connecting again"),
-    "retry.backoff.ms": Key(_MS, 100, _ALL, "the first wait before a retry"),
-    "retry.backoff.max.ms": Key(_MS, 1_000, _ALL, "the longest wait before a retry"),
-    "metadata.max.age.ms": Key(_MS, 300_000, _ALL, "how old metadata may become"),
-    "receive.buffer.bytes": Key(_integer(-1), -1, _ALL, "SO_RCVBUF; -1 leaves it to the system"),
-    "send.buffer.bytes": Key(_integer(-1), -1, _ALL, "SO_SNDBUF; -1 leaves it to the system"),
-    "security.protocol": Key(
-        _choice("plaintext"), "plaintext", _ALL, "plaintext; others are not supported yet"
-    ),
-    "acks": Key(_acks, "all", "producer", "which replicas must have a record: 0, 1 or all"),
-    "enable.idempotence": Key(_boolean, True, "producer", "no duplicates and no reordering by retries"),
-    "batch.size": Key(_integer(1), 16_384, "producer", "bytes at which a batch is full"),
-    "linger.ms": Key(_MS, 5, "producer", "how long a batch waits for more records"),
-    "buffer.memory": Key(
-        _integer(1, 2**63 - 1), 33_554_432, "producer", "bytes of unacknowledged records held"
-    ),
-    "max.block.ms": Key(_MS, 60_000, "producer", "the longest wait for room or metadata in send"),
-    "max.request.size": Key(_integer(1), 1_048_576, "producer", "the largest record, and produce request"),
-    "max.in.flight.requests.per.connection": Key(
-        _integer(1), 5, "producer", "requests sent ahead of their answers"
-    ),
-    "delivery.timeout.ms": Key(
-        _MS, 120_000, "producer", "the longest time from send to acknowledgement or failure"
-    ),
-    "retries": Key(_integer(0), 2**31 - 1, "producer", "how often a batch is tried again"),
-    "compression.type": Key(
-        _choice("none", "gzip", "snappy", "lz4", "zstd"), "none", "producer", "compression of batches"
-    ),
-    "compression.gzip.level": Key(_level(-1, 9), None, "producer", "gzip level, 1 to 9; -1 is its default"),
-    "compression.lz4.level": Key(_level(1, 17), None, "producer", "lz4 level, 1 to 17"),
-    "compression.zstd.level": Key(_level(-131_072, 22), None, "producer", "zstd level, up to 22"),
-    "fetch.min.bytes": Key(_integer(0), 1, "consumer", "bytes a broker waits for before it answers"),
-    "fetch.max.bytes": Key(
-        _integer(0), 52_428_800, "consumer", "bytes of one answer, and of what is fetched ahead"
-    ),
-    "fetch.max.wait.ms": Key(_MS, 500, "consumer", "how long a broker waits for fetch.min.bytes"),
-    "max.partition.fetch.bytes": Key(
-        _integer(0), 1_048_576, "consumer", "bytes of one partition in one answer"
-    ),
-    "max.poll.records": Key(_integer(1), 500, "consumer", "records that one poll returns at most"),
-    "auto.offset.reset": Key(
-        _choice("earliest", "latest", "none"), "latest", "consumer", "where to go on when an offset is gone"
-    ),
-    "isolation.level": Key(
-        _choice("read_uncommitted", "read_committed"),
-        "read_uncommitted",
-        "consumer",
-        "which records are seen",
-    ),
-    "check.crcs": Key(_boolean, True, "consumer", "check each batch's CRC"),
-}
-
 _NOT_YET = ("ssl.", "sasl.")
-_GROUPS_NOT_YET = ("group.", "session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy")
-_GROUPS_NOT_YET_TOO = ("enable.auto.commit", "auto.commit.interval.ms", "max.poll.interval.ms")
 _JAVA_ONLY = (
     "key.serializer",
     "value.serializer",
@@ -206,6 +87,10 @@ class ProducerConfig(CommonConfig):
     compression_gzip_level: int | None
     compression_lz4_level: int | None
     compression_zstd_level: int | None
+    partitioner: str
+    partitioner_ignore_keys: bool
+    transactional_id: str | None
+    transaction_timeout_ms: int
 
     @property
     def compression(self) -> int:
@@ -237,6 +122,18 @@ class ConsumerConfig(CommonConfig):
     auto_offset_reset: str
     isolation_level: str
     check_crcs: bool
+    group_id: str | None
+    group_instance_id: str | None
+    group_protocol: str
+    group_remote_assignor: str | None
+    partition_assignment_strategy: tuple[str, ...]
+    session_timeout_ms: int
+    heartbeat_interval_ms: int
+    max_poll_interval_ms: int
+    enable_auto_commit: bool
+    auto_commit_interval_ms: int
+    exclude_internal_topics: bool
+    client_rack: str
 
     @property
     def read_committed(self) -> bool:
@@ -253,7 +150,24 @@ def admin_config(values: Mapping[str, object]) -> AdminConfig:
 
 def consumer_config(values: Mapping[str, object]) -> ConsumerConfig:
     """The configuration of a consumer from Kafka's keys. Raises ConfigError."""
-    return _build(ConsumerConfig, values)
+    config = _build(ConsumerConfig, values)
+    if config.heartbeat_interval_ms >= config.session_timeout_ms:
+        raise ConfigError("heartbeat.interval.ms must be below session.timeout.ms", "a third of it is usual")
+    if config.group_instance_id is not None and config.group_id is None:
+        raise ConfigError("group.instance.id needs a group.id", "give both, or neither")
+    if config.group_protocol == "consumer":
+        for name in ("partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms"):
+            if name in values:
+                raise ConfigError(
+                    f"{name} has no place with group.protocol=consumer: the broker decides it",
+                    "remove it, or use group.protocol=classic",
+                )
+    elif config.group_remote_assignor is not None:
+        raise ConfigError(
+            "group.remote.assignor needs group.protocol=consumer",
+            "with the classic protocol, use partition.assignment.strategy",
+        )
+    return config
 
 
 def producer_config(values: Mapping[str, object]) -> ProducerConfig:
@@ -271,8 +185,10 @@ def producer_config(values: Mapping[str, object]) -> ProducerConfig:
         conflicts.append(f"max.in.flight.requests.per.connection of at most {IDEMPOTENT_IN_FLIGHT_MAX}")
     if config.retries == 0:
         conflicts.append("retries above 0")
+    if config.transactional_id is not None and not config.enable_idempotence:
+        raise ConfigError("transactional.id needs enable.idempotence", "leave enable.idempotence as it is")
     if config.enable_idempotence and conflicts:
-        if "enable.idempotence" in values:
+        if "enable.idempotence" in values or config.transactional_id is not None:
             raise ConfigError(
                 f"enable.idempotence needs {' and '.join(conflicts)}",
                 "change that, or set enable.idempotence=false",
@@ -302,22 +218,27 @@ def check_keys(values: Mapping[str, object]) -> None:
 def foreign_keys(values: Mapping[str, object], *clients: str) -> list[str]:
     """The keys that none of these kinds of client (`producer`, `consumer`, `admin`) uses.
 
-    Among them those that Kafka has and no client of ours yet: a file that is shared with other programs has them.
-    `group.id` is foreign to a producer; a consumer that was given it was asked for something it cannot do.
+    Among them those of Java's clients that have no use here: a file that is shared with other programs has them.
     """
     return [name for name in values if not set(clients) & _users(name)]
+
+
+def settings(config: Mapping[str, object] | None, keywords: Mapping[str, object]) -> dict[str, object]:
+    """Kafka's keys from a mapping and from keyword arguments (`linger_ms=5` is `linger.ms`). Raises ConfigError."""
+    values = dict(config or {})
+    for keyword, value in keywords.items():
+        name = keyword.replace("_", ".")
+        if name in values:
+            raise ConfigError(f"{name} is given twice", f"as a key and as {keyword}=")
+        values[name] = value
+    return values
 
 
 def _users(name: str) -> set[str]:
     """The kinds of client that a key is for; all of them when it is not known, so that it is refused."""
     if name in KEYS:
         return set(KEYS[name].clients.split())
-    if name == "group.id":
-        return {"consumer"}
-    if name.startswith("transaction"):
-        return {"producer"}
-    tunes_groups = name.startswith(_GROUPS_NOT_YET) or name in _GROUPS_NOT_YET_TOO
-    return set() if tunes_groups or name.startswith(_JAVA_ONLY) else set(_ALL.split())
+    return set() if name.startswith(_JAVA_ONLY) else {"producer", "consumer", "admin"}
 
 
 def _build(kind: type[C], values: Mapping[str, object]) -> C:
@@ -348,13 +269,10 @@ def _refused(name: str) -> ConfigError:
         return ConfigError(
             f"{name}: security is not supported by this client yet", "use a PLAINTEXT listener"
         )
-    if name.startswith(_GROUPS_NOT_YET) or name in _GROUPS_NOT_YET_TOO:
+    if name.endswith("serializer"):
         return ConfigError(
-            f"{name}: groups are not supported by this client yet",
-            "remove it; partitions are assigned by hand",
+            f"{name}: serializers are given to the constructor", f"pass {name.replace('.', '_')}=…, not a key"
         )
-    if name.startswith("transaction"):
-        return ConfigError(f"{name}: transactions are not supported by this client yet", "remove it")
     if name.startswith(_JAVA_ONLY):
         return ConfigError(
             f"{name}: a key of Kafka's Java clients that this client has no use for", "remove it"

@@ -16,8 +16,7 @@ class ClientError(KafkaError):
     default_code = ErrorCode.UNKNOWN_SERVER_ERROR
 
     def __init__(self, message: str, hint: str = "", code: ErrorCode | None = None) -> None:
-        super().__init__(self.default_code if code is None else code, message)
-        self.hint = hint
+        super().__init__(self.default_code if code is None else code, message, hint)
 
 
 class ConfigError(ClientError):
@@ -66,6 +65,30 @@ class DeliveryTimedOut(ClientError):
     """A record was not acknowledged within `delivery.timeout.ms`. Whether the broker has it is not known."""
 
     default_code = ErrorCode.REQUEST_TIMED_OUT
+
+
+class SerializationFailed(ClientError):
+    """A key or value that does not fit its serializer, deserializer or schema."""
+
+    default_code = ErrorCode.INVALID_RECORD
+
+
+class NotInGroup(ClientError):
+    """The consumer has no group, or lost its place in it: what it asked for belongs to members."""
+
+    default_code = ErrorCode.UNKNOWN_MEMBER_ID
+
+
+class TransactionFailed(ClientError):
+    """The transaction cannot be committed: abort it and do it again. The cause says why."""
+
+    default_code = ErrorCode.TRANSACTION_ABORTABLE
+
+
+class Fenced(ClientError):
+    """Another client took over the transactional.id or group.instance.id: close this one."""
+
+    default_code = ErrorCode.PRODUCER_FENCED
 
 
 class Closed(ClientError):

@@ -15,7 +15,7 @@ from typing import Any
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.ids import ZERO_ID
 from headrace.base.log import get_logger
-from headrace.client.cluster import Cluster
+from headrace.client.cluster import NO_NODE, Cluster
 from headrace.client.config import ConsumerConfig
 from headrace.client.connection import Connection
 from headrace.client.errors import ClientError, Closed, error_code
@@ -48,6 +48,8 @@ class Assigned:
         "partition",
         "paused",
         "position",
+        "replica",
+        "replica_until_s",
         "reset_to",
     )
 
@@ -62,6 +64,8 @@ class Assigned:
         self.chunks: deque[Chunk] = deque()
         self.failures = 0
         self.not_before_s = 0.0
+        self.replica = NO_NODE  # a follower that the leader sent this reader to, and until when
+        self.replica_until_s = 0.0
         self.high_watermark = UNKNOWN_OFFSET
         self.last_stable_offset = UNKNOWN_OFFSET
         self.log_start_offset = UNKNOWN_OFFSET
@@ -89,6 +93,10 @@ class Fetcher:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._turn: deque[TopicPartition] = deque()
         self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     # -- the reader's side ------------------------------------------------------------------------------------------
 
@@ -145,6 +153,16 @@ class Fetcher:
             else:
                 state.chunks.popleft()
                 self.wake()
+
+    def refuse(self, partition: TopicPartition, error: KafkaError) -> None:
+        """Do not read a partition until it is sought and resumed; the next look raises why."""
+        state = self.state(partition)
+        state.reset_to, state.paused = None, True
+        self.errors.append(error)
+
+    def notify(self) -> None:
+        """Let whoever waits look again."""
+        self._arrived.set()
 
     async def wait(self) -> None:
         """Return when something has arrived since the last look: records, an error, or progress without records."""
@@ -206,8 +224,11 @@ class Fetcher:
                 leader = self._cluster.leader(state.partition)
                 if leader is None:
                     self._note_missing(state)
-                elif leader[0] not in self._busy_nodes:
-                    by_node.setdefault(leader[0], []).append(state)
+                    continue
+                near = state.replica in self._cluster.nodes and now_s < state.replica_until_s
+                node_id = state.replica if near else leader[0]
+                if node_id not in self._busy_nodes:
+                    by_node.setdefault(node_id, []).append(state)
         if resets:
             self._spawn("reset", self._reset)
         if self._held_bytes() < self._config.fetch_max_bytes:
@@ -265,6 +286,7 @@ class Fetcher:
                 {"topic": name, "topic_id": ids[name], "partitions": entries}
                 for name, entries in topics.items()
             ],
+            "rack_id": self._config.client_rack,
         }
         highest = BY_NAME_HIGHEST if ZERO_ID in ids.values() else None
         timeout_ms = self._config.request_timeout_ms + self._config.fetch_max_wait_ms
@@ -290,6 +312,7 @@ class Fetcher:
         if error is not None:
             failure = error if isinstance(error, KafkaError) else ClientError(f"cannot fetch: {error!r}")
             for state in states:
+                state.replica = NO_NODE
                 self._fail(state, failure)
             if not failure.retriable:
                 self.errors.append(failure)
@@ -316,6 +339,10 @@ class Fetcher:
         state.last_stable_offset = result.last_stable_offset
         state.log_start_offset = result.log_start_offset
         data = result.records
+        if result.preferred_read_replica != NO_NODE:
+            state.replica = result.preferred_read_replica
+            age_s = self._config.metadata_max_age_ms / 1000
+            state.replica_until_s = asyncio.get_running_loop().time() + age_s
         if data is None or len(data) == 0:
             return
         aborted = None
@@ -347,6 +374,11 @@ class Fetcher:
 
     def _refused(self, state: Assigned, code: ErrorCode, result: Message, reply: Message) -> None:
         error = KafkaError(code, f"fetch of {state.partition} at offset {state.fetch_offset}: {code.name}")
+        if state.replica != NO_NODE:
+            # A follower may lag behind, or no longer be one: the leader knows.
+            state.replica = NO_NODE
+            self._fail(state, error)
+            return
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             if state.chunks:
                 self._fail(state, error)  # hand out first what was fetched before
