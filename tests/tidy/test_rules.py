@@ -38,7 +38,7 @@ CASES = [
     (
         rules.imports_go_downward,
         "__init__.py",
-        "from headrace.base import errors\n",
+        "from headrace.wire import frames\n",
         "__main__.py",
         "from headrace.cli.main import main\n",
     ),

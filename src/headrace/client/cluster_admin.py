@@ -1,7 +1,8 @@
 """Administration of the cluster itself: its brokers, its quorum, where replicas are and who leads.
 
-Owns the admin requests about brokers and replicas, and their typed results. They take an `Admin`, whose connections and
-retries they use. Invariant: a call about several partitions answers for each of them. Called by the command line.
+Owns the admin requests about brokers and replicas, and their typed results. They take an `Admin`, whose connections
+and retries they use. Invariant: a call about several partitions answers for each of them. Called by the command
+line.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping

@@ -1,9 +1,10 @@
 """The consumer: records of topics or partitions, in order, alone or as a member of a group.
 
-Owns the public surface: `subscribe` and `assign`, `poll` and iteration, `seek`, offsets, `commit`. What happens inside:
-`group` takes part in a group, `fetcher` reads ahead, `fetched` decodes, `offsets` asks for offsets. Invariants: `poll`
-returns within its timeout, and what it waits for can be read in `waits_for`; `position` is the offset of the next
-record that will be handed out; what is committed was handed out before. Called by the command line and by people's programs.
+Owns the public surface: `subscribe` and `assign`, `poll` and iteration, `seek`, offsets, `commit`. What happens
+inside: `group` takes part in a group, `fetcher` reads ahead, `fetched` decodes, `offsets` asks for offsets.
+Invariants: `poll` returns within its timeout, and what it waits for can be read in `waits_for`; `position` is the
+offset of the next record that will be handed out; what is committed was handed out before. Called by the command
+line and by people's programs.
 
     async with Consumer(bootstrap_servers="127.0.0.1:9092", group_id="billing") as consumer:
         consumer.subscribe(["orders"])

@@ -1,10 +1,10 @@
 """A consumer's life in a group: subscription, listener, positions, commits.
 
-Owns what is subscribed to and what is owned, and when offsets are committed. Talks to the coordinator through a member
-(`classic_member`, `broker_assigned_member`) and to the partitions through `fetcher`. Invariants: a partition is
-committed no further than what was handed out and asked past; before a partition is given up in peace, what is done of it is
-committed (when commits are automatic) and the listener has run; of a lost partition nothing is committed. Called by
-`consumer`.
+Owns what is subscribed to and what is owned, and when offsets are committed. Talks to the coordinator through a
+member (`classic_member`, `broker_assigned_member`) and to the partitions through `fetcher`. Invariants: a partition
+is committed no further than what was handed out and asked past; before a partition is given up in peace, what is
+done of it is committed (when commits are automatic) and the listener has run; of a lost partition nothing is
+committed. Called by `consumer`.
 """
 
 import asyncio

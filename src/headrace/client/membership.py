@@ -1,8 +1,9 @@
 """What the two kinds of group member have in common, and what they ask of the consumer they work for.
 
 Owns the interfaces between `group` (which has the partitions, the listener and the offsets) and a member
-(`classic_member` or `broker_assigned_member`, which talk to the coordinator). Invariant: listeners run only inside the consumer's own
-calls (`attend`), never beside them, so that whoever processes records is never surprised in the middle of one.
+(`classic_member` or `broker_assigned_member`, which talk to the coordinator). Invariant: listeners run only inside
+the consumer's own calls (`attend`), never beside them, so that whoever processes records is never surprised in the
+middle of one.
 """
 
 import asyncio
