@@ -2,6 +2,7 @@
 
 python -m benchmarks                         everything; Headrace alone, or beside Kafka when HEADRACE_PEERS is set
 python -m benchmarks --only produce,latency  some of it
+python -m benchmarks --cluster               three brokers, three replicas, acks=all; and five of them
 python -m benchmarks --quick                 small amounts, to try the benchmark itself
 python -m benchmarks --record                also write benchmarks/README.md's table, latest.json and latest.svg
 """
@@ -15,9 +16,13 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.clusters import CLUSTER_ALONE, CLUSTER_SHARED, HeadraceCluster, KafkaCluster
 from benchmarks.report import FOLDER, Results, chart, machine, record, rows_of
 from benchmarks.systems import Headrace, Kafka, System, Unavailable
 from benchmarks.workloads import ALONE, SHARED, Numbers, Scale
+
+Workloads = dict[str, Callable[[System, Scale], Numbers]]
+WorkloadsAlone = dict[str, Callable[[type[System], Scale], Numbers]]
 
 console = Console(stderr=True, highlight=False)
 
@@ -40,20 +45,26 @@ def measure(
     )
 
 
-def warm_up(system: System, scale: Scale) -> None:
+def warm_up(system: System, scale: Scale, shared: Workloads) -> None:
     """One round that is not counted: a JVM compiles what it runs often, and the first round would pay for that."""
     for name in ("produce", "consume"):
         with contextlib.suppress(Unavailable):
-            SHARED[name](system, scale)
+            if name in shared:
+                shared[name](system, scale)
 
 
 def run(
-    kinds: list[type[System]], wanted: list[str], scale: Scale, runs: int
+    kinds: list[type[System]],
+    workloads: tuple[Workloads, WorkloadsAlone],
+    wanted: list[str],
+    scale: Scale,
+    runs: int,
 ) -> tuple[Results, dict[str, str]]:
     """All wanted workloads, each `runs` times, one system after the other within a run."""
     results: Results = {}
     absent: dict[str, str] = {}
-    shared = [name for name in SHARED if name in wanted]
+    together, apart = workloads
+    shared = [name for name in together if name in wanted]
     systems: list[System] = []
     try:
         if shared:
@@ -61,18 +72,20 @@ def run(
                 systems.append(kind())
                 systems[-1].start()
             for system in systems:
-                warm_up(system, scale)
+                warm_up(system, scale, together)
         for name in shared:
             for _ in range(runs):
                 for system in systems:
-                    measure(name, system.name, results, absent, lambda s=system, n=name: SHARED[n](s, scale))
+                    measure(
+                        name, system.name, results, absent, lambda s=system, n=name: together[n](s, scale)
+                    )
     finally:
         for system in systems:
             system.remove()
-    for name in (name for name in ALONE if name in wanted):
+    for name in (name for name in apart if name in wanted):
         for _ in range(runs):
             for kind in kinds:
-                measure(name, kind.name, results, absent, lambda k=kind, n=name: ALONE[n](k, scale))
+                measure(name, kind.name, results, absent, lambda k=kind, n=name: apart[n](k, scale))
     return results, absent
 
 
@@ -104,7 +117,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=3, help="how often each is measured (default: 3)")
-    parser.add_argument("--only", metavar="NAME,...", help=f"of {', '.join([*SHARED, *ALONE])}")
+    parser.add_argument("--cluster", action="store_true", help="three brokers, three replicas, acks=all")
+    parser.add_argument(
+        "--only",
+        metavar="NAME,...",
+        help=f"of {', '.join([*SHARED, *ALONE])}; of a cluster {', '.join([*CLUSTER_SHARED, *CLUSTER_ALONE])}",
+    )
     parser.add_argument("--quick", action="store_true", help="small amounts")
     parser.add_argument(
         "--no-kafka", action="store_true", help="Headrace alone, also where Kafka could be started"
@@ -113,24 +131,28 @@ def main() -> int:
         "--record", action="store_true", help="write the README's table, latest.json and latest.svg"
     )
     arguments = parser.parse_args()
-    wanted = arguments.only.split(",") if arguments.only else [*SHARED, *ALONE]
-    if unknown := [name for name in wanted if name not in SHARED and name not in ALONE]:
-        parser.error(f"no workload is called {', '.join(unknown)}; there are {', '.join([*SHARED, *ALONE])}")
-    kinds: list[type[System]] = [Headrace]
+    workloads = (CLUSTER_SHARED, CLUSTER_ALONE) if arguments.cluster else (SHARED, ALONE)
+    known = [name for group in workloads for name in group]
+    wanted = arguments.only.split(",") if arguments.only else known
+    if unknown := [name for name in wanted if name not in known]:
+        parser.error(f"no workload is called {', '.join(unknown)}; there are {', '.join(known)}")
+    kinds: list[type[System]] = [HeadraceCluster if arguments.cluster else Headrace]
     if Kafka.launcher() and not arguments.no_kafka:
-        kinds.append(Kafka)
+        kinds.append(KafkaCluster if arguments.cluster else Kafka)
     else:
         console.print(
             "without Kafka to compare with: set HEADRACE_PEERS to a directory with a Kafka launcher, and have java"
         )
-    results, absent = run(kinds, wanted, Scale.quick() if arguments.quick else Scale(), arguments.runs)
+    scale = Scale.quick() if arguments.quick else Scale()
+    results, absent = run(kinds, workloads, wanted, scale, arguments.runs)
     print_table(results, arguments.runs)
     for name, reason in absent.items():
         console.print(f"not measured: {name}: {reason}")
     if arguments.record:
-        record(results, arguments.runs)
+        name = "cluster" if arguments.cluster else "latest"
+        record(results, arguments.runs, name)
         console.print(
-            f"wrote {FOLDER}/README.md, latest.json" + (" and latest.svg" if chart(results) else "")
+            f"wrote {FOLDER}/README.md, {name}.json" + (f" and {name}.svg" if chart(results) else "")
         )
     return 0
 

@@ -52,6 +52,29 @@ MEASURES = (
     ),
     Measure("create 100 topics s", "create 100 topics of 10 partitions (s)", False, 1.0),
 )
+CLUSTER_MEASURES = (
+    Measure("cluster produce msg/s", "produce, kcat, acks=all (msg/s)", True, 1.5, digits=0),
+    Measure("cluster produce cpu s/GB", "its broker CPU (s per GB)", False, 0.5),
+    Measure("cluster java produce msg/s", "produce, Kafka's perf tool (msg/s)", True, 1.5, digits=0),
+    Measure("cluster java produce cpu s/GB", "its broker CPU (s per GB)", False, 0.5),
+    Measure("cluster latency p50 ms", "end to end at 1 000 msg/s, p50 (ms)", False),
+    Measure("cluster latency p99 ms", "end to end at 1 000 msg/s, p99 (ms)", False, value_aim=10.0),
+    Measure("write gap after a kill s", "write gap, leader killed (s, median of 10)", False, value_aim=1.5),
+    Measure(
+        "write gap after a stop s", "write gap, leader stopped cleanly (s, median of 3)", False, value_aim=0.3
+    ),
+    Measure("five brokers start s", "five brokers: start to all in service (s)", False, value_aim=3.0),
+    Measure(
+        "five brokers memory MB", "five brokers: idle memory in all (MB)", False, value_aim=300.0, digits=0
+    ),
+    Measure("cluster create 100 topics s", "create 100 topics of 10 partitions, led (s)", False, 1.0),
+    Measure(
+        "rejoin with 1000 partitions s",
+        "restarted broker of 1 000 partitions in all ISRs (s)",
+        False,
+        value_aim=5.0,
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -103,7 +126,7 @@ def rows_of(results: Results) -> list[Row]:
     """A row for every measure that was taken."""
     rows = [
         Row(m, results.get("Headrace", {}).get(m.key, []), results.get("Kafka", {}).get(m.key, []))
-        for m in MEASURES
+        for m in (*MEASURES, *CLUSTER_MEASURES)
     ]
     return [row for row in rows if row.headrace or row.kafka]
 
@@ -179,15 +202,15 @@ def chart(results: Results) -> str:
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
-def record(results: Results, runs: int) -> None:
-    """Write the numbers, the chart and the table of the README."""
-    (FOLDER / "latest.json").write_text(
+def record(results: Results, runs: int, name: str = "latest") -> None:
+    """Write the numbers, the chart and the table of the README that has this name."""
+    (FOLDER / f"{name}.json").write_text(
         json.dumps({"machine": machine(), "runs": runs, "results": results}, indent=1) + "\n"
     )
     if drawn := chart(results):
-        (FOLDER / "latest.svg").write_text(drawn)
+        (FOLDER / f"{name}.svg").write_text(drawn)
     page = FOLDER / "README.md"
-    begin, end = "<!-- measured -->\n", "<!-- end -->"
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     head, rest = page.read_text().split(begin, 1)
-    picture = "\n\n![times better than Kafka](latest.svg)" if drawn else ""
+    picture = f"\n\n![times better than Kafka]({name}.svg)" if drawn else ""
     page.write_text(f"{head}{begin}{markdown(results, runs)}{picture}\n{end}{rest.split(end, 1)[1]}")

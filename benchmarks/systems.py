@@ -42,6 +42,9 @@ class System(ABC):
     """One broker, on a directory of its own."""
 
     name: str
+    brokers = 1
+    replicas = 1
+    acks = "1"
 
     def __init__(self, **settings: str) -> None:
         self.settings = {key.replace("_", "."): value for key, value in settings.items()}
@@ -50,7 +53,7 @@ class System(ABC):
 
     @property
     def bootstrap(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return ",".join(f"127.0.0.1:{self.port + at}" for at in range(self.brokers))
 
     @abstractmethod
     def prepare(self) -> None:
@@ -85,7 +88,7 @@ class System(ABC):
         )
         while True:
             try:
-                if admin.list_topics(timeout=1).brokers:
+                if len(admin.list_topics(timeout=1).brokers) >= self.brokers:
                     return
             except KafkaException:
                 pass
@@ -179,7 +182,7 @@ class Kafka(System):
 
     def prepare(self) -> None:
         more = [word for key, value in self.settings.items() for word in ("--set", f"{key}={value}")]
-        self.call("up", "--port", str(self.port), *more)
+        self.call("up", "--brokers", str(self.brokers), "--port", str(self.port), *more)
 
     def start(self) -> "System":
         self.prepare()  # the launcher's `up` also starts it

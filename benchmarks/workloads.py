@@ -16,8 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.systems import System, Unavailable, kafka_tool
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
 
 RECORD_BYTES = 100
 CLIENT_S = 300.0
@@ -49,7 +53,7 @@ def topic(system: System, partitions: int = 1, **config: str) -> Iterator[str]:
     admin = AdminClient({"bootstrap.servers": system.bootstrap, **QUIET})
     name = f"bench-{uuid.uuid4().hex[:10]}"
     settings = {key.replace("_", "."): value for key, value in config.items()}
-    admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(60)
+    admin.create_topics([NewTopic(name, partitions, system.replicas, config=settings)])[name].result(60)
     listed = {}
     while name not in listed or any(p.leader < 0 for p in listed[name].partitions.values()):
         listed = admin.list_topics(timeout=30).topics
@@ -90,7 +94,7 @@ def kcat_produce(system: System, name: str, count: int) -> float:
             "-t",
             name,
             "-X",
-            "acks=1",
+            f"acks={system.acks}",
             "-X",
             "linger.ms=5",
             "-X",
@@ -132,7 +136,8 @@ def produce_java(system: System, scale: Scale) -> Numbers:
         out = kafka_tool(
             "kafka-producer-perf-test",
             *("--topic", name, "--num-records", str(scale.records), "--record-size", str(RECORD_BYTES)),
-            *("--throughput", "-1", "--producer-props", f"bootstrap.servers={system.bootstrap}", "acks=1"),
+            *("--throughput", "-1", "--producer-props", f"bootstrap.servers={system.bootstrap}"),
+            f"acks={system.acks}",
             *("linger.ms=5", "batch.size=262144", "buffer.memory=67108864", "enable.idempotence=false"),
         )
         per_s = float(out.strip().splitlines()[-1].split(" records/sec")[0].split()[-1])
@@ -173,7 +178,9 @@ def latency(system: System, scale: Scale) -> Numbers:
             {"bootstrap.servers": system.bootstrap, "group.id": "bench", "enable.auto.commit": False, **QUIET}
         )
         consumer.assign([TopicPartition(name, 0, 0)])
-        producer = Producer({"bootstrap.servers": system.bootstrap, "acks": 1, "linger.ms": 0, **QUIET})
+        producer = Producer(
+            {"bootstrap.servers": system.bootstrap, "acks": system.acks, "linger.ms": 0, **QUIET}
+        )
 
         def write() -> None:
             begun_s = time.perf_counter()
@@ -212,12 +219,25 @@ def create_topics(system: System, scale: Scale) -> Numbers:
     prefix = uuid.uuid4().hex[:8]
     names = [f"bench-{prefix}-{i}" for i in range(100)]
     begun_s = time.perf_counter()
-    for made in admin.create_topics([NewTopic(n, scale.partitions // 100, 1) for n in names]).values():
+    for made in admin.create_topics(
+        [NewTopic(n, scale.partitions // 100, system.replicas) for n in names]
+    ).values():
         made.result(120)
+    if system.replicas > 1:
+        await_leaders(admin, names)
     seconds = time.perf_counter() - begun_s
     for gone in admin.delete_topics(names).values():
         gone.exception(120)
     return {"create 100 topics s": seconds}
+
+
+def await_leaders(admin: "AdminClient", names: list[str]) -> None:
+    """Return when a client that asks finds a leader for every partition of these topics."""
+    wanted, led = set(names), set[str]()
+    while led != wanted:
+        for name, found in admin.list_topics(timeout=30).topics.items():
+            if name in wanted and found.partitions and all(p.leader >= 0 for p in found.partitions.values()):
+                led.add(name)
 
 
 def first_ack_s(system: System, name: str) -> float:

@@ -2,7 +2,7 @@
 
 import xml.etree.ElementTree as ElementTree
 
-from benchmarks.report import MEASURES, Measure, Row, chart, markdown, rows_of
+from benchmarks.report import CLUSTER_MEASURES, MEASURES, Measure, Row, chart, markdown, rows_of
 
 MORE = Measure("rate", "rate (msg/s)", True, ratio_aim=1.5, digits=0)
 LESS = Measure("cpu", "cpu (s)", False, ratio_aim=0.5)
@@ -34,12 +34,13 @@ def test_the_spread_of_the_runs_is_shown_beside_the_median() -> None:
 
 
 def test_the_table_and_the_chart_hold_every_measure_that_was_taken() -> None:
+    measures = (*MEASURES, *CLUSTER_MEASURES)
     results = {
-        "Headrace": {measure.key: [2.0] for measure in MEASURES},
-        "Kafka": {measure.key: [1.0] for measure in MEASURES},
+        "Headrace": {measure.key: [2.0] for measure in measures},
+        "Kafka": {measure.key: [1.0] for measure in measures},
     }
-    assert len(rows_of(results)) == len(MEASURES)
-    assert all(measure.words in markdown(results, 1) for measure in MEASURES)
+    assert len(rows_of(results)) == len(measures)
+    assert all(measure.words in markdown(results, 1) for measure in measures)
     bars = ElementTree.fromstring(chart(results)).findall("{http://www.w3.org/2000/svg}rect")
-    assert len(bars) == len(MEASURES) + 1  # and the background
+    assert len(bars) == len(measures) + 1  # and the background
     assert chart({"Headrace": results["Headrace"]}) == ""
