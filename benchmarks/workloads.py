@@ -53,6 +53,8 @@ def topic(system: System, partitions: int = 1, **config: str) -> Iterator[str]:
     admin = AdminClient({"bootstrap.servers": system.bootstrap, **QUIET})
     name = f"bench-{uuid.uuid4().hex[:10]}"
     settings = {key.replace("_", "."): value for key, value in config.items()}
+    if system.replicas > 1:
+        settings["min.insync.replicas"] = "2"
     admin.create_topics([NewTopic(name, partitions, system.replicas, config=settings)])[name].result(60)
     listed = {}
     while name not in listed or any(p.leader < 0 for p in listed[name].partitions.values()):
