@@ -12,7 +12,7 @@ import sys
 from headrace.cli.parser import UsageError, key_value, nearest, whole_number
 
 DESCRIPTION = """\
-Run one broker (and the controller of its cluster of one) in this process.
+Run one node in this process: a cluster of its own, or one broker of several when it is told who the controllers are.
 
 Prints 'ready HOST:PORT' on standard output when a produce would be accepted. SIGTERM and SIGINT stop it cleanly."""
 
@@ -21,12 +21,14 @@ example:
   headrace serve                                     # data in .headrace, on 127.0.0.1:9092
   headrace serve --memory --port 0                   # nothing on disk, any free port
   headrace serve --data /var/lib/headrace --host 0.0.0.0 --set num.partitions=6 --set log.retention.hours=24
+  headrace serve --config node.toml                  # settings of one node of a cluster, by their Kafka names
 
 environment:
   HEADRACE_DATA                  the data directory when --data is not given
   HEADRACE_STOP_ON_STDIN_EOF=1   stop when standard input ends: a program that starts a broker and holds the other end
                                  of its input cannot leave it behind"""
 
+HOST, PORT = "127.0.0.1", 9092
 STOP_GRACE_S = 10.0
 
 
@@ -37,12 +39,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--data", metavar="DIR", help="data directory (default: $HEADRACE_DATA, else .headrace)"
     )
     storage.add_argument("--memory", action="store_true", help="keep everything in memory")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument(
+        "--config", metavar="FILE", help="a file of settings: TOML, or Java properties when it ends so"
+    )
+    parser.add_argument("--host", help=f"address to listen on (default: that of listeners, else {HOST})")
     parser.add_argument(
         "--port",
         type=whole_number(0, 65535),
-        default=9092,
-        help="port to listen on; 0 picks one (default: 9092)",
+        help=f"port to listen on; 0 picks one (default: that of listeners, else {PORT})",
     )
     parser.add_argument(
         "--set",
@@ -51,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         dest="settings",
-        help="a broker setting by its Kafka name; may be repeated",
+        help="a broker setting by its Kafka name, before what the file says; may be repeated",
     )
     parser.add_argument(
         "--log-level",
@@ -68,19 +72,25 @@ def run(options: argparse.Namespace) -> int:
     """Check the settings and run the broker until it is told to stop."""
     settings: dict[str, str] = dict(options.settings)
     check_settings(settings)
+    if options.config:
+        from headrace.cli.node_file import read_node_file
+
+        settings = {**read_node_file(options.config), **settings}
+        check_settings(settings, options.config)
+    host, port = _address(options, settings)
     if os.environ.get("HEADRACE_STOP_ON_STDIN_EOF") == "1":
         _stop_on_stdin_eof()
     data_dir = None
     if not options.memory:
-        data_dir = options.data or os.environ.get("HEADRACE_DATA") or ".headrace"
+        data_dir = options.data or settings.get("log.dirs") or os.environ.get("HEADRACE_DATA") or ".headrace"
     from headrace.server.main import ServeOptions, serve
 
     return serve(
         ServeOptions(
             data_dir=data_dir,
             memory=options.memory,
-            host=options.host,
-            port=options.port,
+            host=host,
+            port=port,
             settings=settings,
             log_level=options.log_level.upper(),
             log_json=options.log_json,
@@ -88,7 +98,19 @@ def run(options: argparse.Namespace) -> int:
     )
 
 
-def check_settings(settings: dict[str, str]) -> None:
+def _address(options: argparse.Namespace, settings: dict[str, str]) -> tuple[str, int]:
+    """Where to listen: the options, else the setting `listeners`, which then says what is done, else the default."""
+    host, port = HOST, PORT
+    if settings.get("listeners"):
+        from headrace.cli.node_file import listener_address
+
+        host, port = listener_address(settings["listeners"])
+    if options.host is not None or options.port is not None:
+        settings.pop("listeners", None)
+    return options.host or host, port if options.port is None else options.port
+
+
+def check_settings(settings: dict[str, str], where: str = "--set") -> None:
     """Refuse what no broker has, before anything is started or touched."""
     if not settings:
         return
@@ -98,14 +120,14 @@ def check_settings(settings: dict[str, str]) -> None:
     for name in settings:
         if name not in BROKER_SETTINGS:
             raise UsageError(
-                f"--set {name}: there is no such broker setting{nearest(name, BROKER_SETTINGS)}\n"
+                f"{where} {name}: there is no such broker setting{nearest(name, BROKER_SETTINGS)}\n"
                 "  'headrace config describe broker 1 --all' lists those of a running broker"
             )
     try:
         broker_config(settings)
     except KafkaError as error:
         raise UsageError(
-            f"--set: {error.message}\n  correct the value, or leave it out for the default"
+            f"{where}: {error.message}\n  correct the value, or leave it out for the default"
         ) from None
 
 
