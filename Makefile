@@ -39,5 +39,5 @@ pins:  ## Write requirements/*.txt anew from pyproject.toml (wants uv)
 
 clean:  ## Remove what setup, tests and builds made
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
-	rm -f src/headrace/records/_co*.c src/headrace/records/_co*.so
+	rm -f src/headrace/records/_[ac]*.c src/headrace/records/_[ac]*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,11 +16,11 @@ from typing import Final
 from headrace.records.batch import BatchInfo, Record, Scan, ScanStop, SegmentScan
 
 _PACKAGE: Final = "headrace.records."
-_MODULES: Final = ("_codec", "_compaction")
+_MODULES: Final = ("_arrow", "_codec", "_compaction")
 
 
 def load_interpreted(module_name: str = "_codec") -> ModuleType:
-    """The source of one of the two as a module of its own, whether or not a compiled one is there."""
+    """The source of one of them as a module of its own, whether or not a compiled one is there."""
     path = Path(__file__).with_name(module_name + ".py")
     name = _PACKAGE + module_name
     loader = importlib.machinery.SourceFileLoader(name, str(path))

@@ -1,5 +1,6 @@
-"""What `_compaction` says to Cython's compiler, as it is for Python: without a meaning."""
+"""What the compiled modules say to Cython's compiler, as it is for Python: without a meaning."""
 
 from contextlib import nullcontext
 
 nogil = nullcontext()
+compiled = False
