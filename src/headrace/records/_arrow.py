@@ -353,9 +353,9 @@ class Source:
         self.rows = rows
         self.first = first
         self.has_nulls = valid is not None
-        self.valid = valid if valid is not None else memoryview(b"\xff")
+        self.valid = valid.cast("B") if valid is not None else memoryview(b"\xff")
         self.offsets = offsets.cast("B").cast("i") if len(offsets) else _ints(1)
-        self.bytes = data if data is not None and len(data) else memoryview(b"\x00")
+        self.bytes = data.cast("B") if data is not None and len(data) else memoryview(b"\x00")
         size = 0 if data is None else len(data)
         if cython.compiled:
             self.data = cython.address(self.bytes[0])
