@@ -10,7 +10,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-NAMES = ("_arrow", "_codec", "_compaction")
+NAMES = ("_arrow", "_arrow_rows", "_codec", "_compaction")
 FOLDER = Path("src", "headrace", "records")
 
 

@@ -1,6 +1,5 @@
 """Records to columns and back, by both codecs, held against the record codec and against hostile bytes."""
 
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -20,9 +19,15 @@ END = 2**62
 
 
 @pytest.fixture(scope="module", params=["interpreted", "compiled"])
-def arrow(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-    """One of the two codecs, which `columns` uses too for as long as the test runs."""
-    yield load(request.param, "_arrow")
+def arrow_rows(request: pytest.FixtureRequest) -> ModuleType:
+    """One of the two codecs of the other direction."""
+    return load(request.param, "_arrow_rows")
+
+
+@pytest.fixture(scope="module", params=["interpreted", "compiled"])
+def arrow(request: pytest.FixtureRequest) -> ModuleType:
+    """One of the two codecs."""
+    return load(request.param, "_arrow")
 
 
 def column(buffers: tuple[int, int, memoryview, memoryview, memoryview]) -> list[bytes | None]:
@@ -45,7 +50,9 @@ def records_of(columns: object) -> list[Record]:
     found = []
     for i, offset in enumerate(offsets):
         pairs = zip(names[ends[i] : ends[i + 1]], contents[ends[i] : ends[i + 1]], strict=True)
-        headers = tuple(((name or b"").decode("utf-8", "surrogateescape"), content) for name, content in pairs)
+        headers = tuple(
+            ((name or b"").decode("utf-8", "surrogateescape"), content) for name, content in pairs
+        )
         found.append(Record(offset, timestamps[i], keys[i], values[i], headers))
     return found
 
@@ -77,7 +84,9 @@ def test_columns_hold_the_records_of_their_batches(
     assert columns.row_count == len(expected)
 
 
-@given(records=record_lists, damage=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=3))
+@given(
+    records=record_lists, damage=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=3)
+)
 def test_damaged_records_are_refused_as_the_record_codec_refuses_them(
     arrow: ModuleType, records: list[RecordInput], damage: list[tuple[int, int]]
 ) -> None:
@@ -97,7 +106,7 @@ def test_damaged_records_are_refused_as_the_record_codec_refuses_them(
         assert records_of(columns) == expected
 
 
-def source(arrow: ModuleType, cells: list[bytes | None], first: int = 0) -> object:
+def source(arrow_rows: ModuleType, cells: list[bytes | None], first: int = 0) -> object:
     """A column as Arrow lays it out, with `first` entries before it that do not belong to it."""
     cells = [b"zz"] * first + cells
     valid, ends, data = bytearray((len(cells) + 7) // 8 or 1), [0], b""
@@ -108,10 +117,12 @@ def source(arrow: ModuleType, cells: list[bytes | None], first: int = 0) -> obje
     offsets = memoryview(bytearray(4 * len(ends))).cast("i")
     for i, end in enumerate(ends):
         offsets[i] = end
-    return arrow.Source(len(cells) - first, first, memoryview(valid), offsets.cast("B"), memoryview(data))
+    return arrow_rows.Source(
+        len(cells) - first, first, memoryview(valid), offsets.cast("B"), memoryview(data)
+    )
 
 
-def rows_of(arrow: ModuleType, records: list[RecordInput], first: int = 0) -> object:
+def rows_of(arrow_rows: ModuleType, records: list[RecordInput], first: int = 0) -> object:
     timestamps = memoryview(bytearray(8 * len(records))).cast("q")
     lists = memoryview(bytearray(4 * (len(records) + 1))).cast("i")
     names: list[bytes | None] = []
@@ -121,22 +132,22 @@ def rows_of(arrow: ModuleType, records: list[RecordInput], first: int = 0) -> ob
         names += [name.encode() for name, _ in headers]
         contents += [content for _, content in headers]
         lists[i + 1] = len(names)
-    return arrow.Rows(
+    return arrow_rows.Rows(
         len(records),
-        source(arrow, [key for _, key, _, _ in records], first),
-        source(arrow, [value for _, _, value, _ in records], first),
+        source(arrow_rows, [key for _, key, _, _ in records], first),
+        source(arrow_rows, [value for _, _, value, _ in records], first),
         timestamps.cast("B"),
         lists.cast("B"),
-        source(arrow, names),
-        source(arrow, contents),
+        source(arrow_rows, names),
+        source(arrow_rows, contents),
     )
 
 
 @given(records=record_lists, first=st.integers(0, 9), compression=st.sampled_from([0, 1, 2, 3, 4]))
 def test_rows_are_written_byte_for_byte_as_the_builder_writes_records(
-    arrow: ModuleType, records: list[RecordInput], first: int, compression: int
+    arrow_rows: ModuleType, records: list[RecordInput], first: int, compression: int
 ) -> None:
-    rows = rows_of(arrow, records, first)
+    rows = rows_of(arrow_rows, records, first)
     written, done = chosen.build_batch_of_rows(
         rows, None, 0, len(records), size_max=1 << 20, now_ms=0, compression=compression
     )
@@ -144,11 +155,16 @@ def test_rows_are_written_byte_for_byte_as_the_builder_writes_records(
     assert written == build_batch(records, compression=compression)
 
 
-@given(records=record_lists, partitions=st.integers(1, 5), size_max=st.integers(1500, 3000), turn=st.integers(0, 4))
+@given(
+    records=record_lists,
+    partitions=st.integers(1, 5),
+    size_max=st.integers(1500, 3000),
+    turn=st.integers(0, 4),
+)
 def test_rows_reach_the_partition_of_their_key_in_order(
-    arrow: ModuleType, records: list[RecordInput], partitions: int, size_max: int, turn: int
+    arrow_rows: ModuleType, records: list[RecordInput], partitions: int, size_max: int, turn: int
 ) -> None:
-    rows = rows_of(arrow, records)
+    rows = rows_of(arrow_rows, records)
     order, starts = rows.assign(None, partitions, turn)  # type: ignore[attr-defined]
     seen = 0
     for partition in range(partitions):
@@ -169,10 +185,10 @@ def test_rows_reach_the_partition_of_their_key_in_order(
 
 @given(records=record_lists)
 def test_the_digest_depends_on_the_rows_and_not_on_their_order(
-    arrow: ModuleType, records: list[RecordInput]
+    arrow_rows: ModuleType, records: list[RecordInput]
 ) -> None:
     def digest(rows: list[RecordInput]) -> int:
-        made = rows_of(arrow, rows)
+        made = rows_of(arrow_rows, rows)
         chosen.build_batch_of_rows(made, None, 0, len(rows), size_max=1 << 20, now_ms=0)
         return made.content_digest  # type: ignore[attr-defined, no-any-return]
 
@@ -185,29 +201,29 @@ def test_both_codecs_agree_on_digests() -> None:
     records: list[RecordInput] = [(1, b"key", b"a value of some length", ()), (2, None, b"", ())]
     found = set()
     for kind in ("interpreted", "compiled"):
-        rows = rows_of(load(kind, "_arrow"), records)
+        rows = rows_of(load(kind, "_arrow_rows"), records)
         chosen.build_batch_of_rows(rows, None, 0, 2, size_max=1000, now_ms=0)
         found.add(rows.content_digest)  # type: ignore[attr-defined]
     assert len(found) == 1
 
 
-def test_a_row_that_fits_no_batch_is_refused(arrow: ModuleType) -> None:
-    rows = rows_of(arrow, [(0, None, b"x" * 2000, ())])
+def test_a_row_that_fits_no_batch_is_refused(arrow_rows: ModuleType) -> None:
+    rows = rows_of(arrow_rows, [(0, None, b"x" * 2000, ())])
     with pytest.raises(KafkaError) as refused:
         chosen.build_batch_of_rows(rows, None, 0, 1, size_max=1000, now_ms=0)
     assert refused.value.code is ErrorCode.MESSAGE_TOO_LARGE
 
 
-def test_a_partition_that_does_not_exist_is_refused(arrow: ModuleType) -> None:
-    rows = rows_of(arrow, [(0, None, b"x", ())])
+def test_a_partition_that_does_not_exist_is_refused(arrow_rows: ModuleType) -> None:
+    rows = rows_of(arrow_rows, [(0, None, b"x", ())])
     given_partition = memoryview(bytearray(4)).cast("i")
     given_partition[0] = 3
     with pytest.raises(KafkaError, match="0 to 2"):
         rows.assign(given_partition.cast("B"), 3, 0)  # type: ignore[attr-defined]
 
 
-def test_offsets_outside_the_data_are_refused(arrow: ModuleType) -> None:
+def test_offsets_outside_the_data_are_refused(arrow_rows: ModuleType) -> None:
     offsets = memoryview(bytearray(8)).cast("i")
     offsets[1] = 5
     with pytest.raises(ValueError, match="do not fit"):
-        arrow.Source(1, 0, None, offsets.cast("B"), memoryview(b"abcd"))
+        arrow_rows.Source(1, 0, None, offsets.cast("B"), memoryview(b"abcd"))

@@ -72,12 +72,15 @@ EDGES = (
     "server/peer*.py",
     "server/producer_ids.py",
     "client/*.py",
+    "pipeline/*.py",
     "cli/*.py",
     "testing/*.py",
 )
 THIRD_PARTY = {"cramjam", "crc32c", "cython", "msgspec"}
 THIRD_PARTY_OF_LAYER = {
     "cli": {"rich", "uvloop"},
+    "client": {"pyarrow"},
+    "pipeline": {"pyarrow", "pyspark", "yaml"},
     "server": {"uvloop"},
     "testing": {"pytest"},
 }

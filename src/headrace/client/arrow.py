@@ -202,7 +202,9 @@ def _header_sources(array: Any) -> tuple[memoryview | None, Source | None, Sourc
         return None, None, None
     pairs = array.type.value_type if pa.types.is_list(array.type) else None
     if pairs is None or not pa.types.is_struct(pairs) or {f.name for f in pairs} != {"key", "value"}:
-        raise ClientError(f"the headers are {array.type}", "make them array<struct<key string, value binary>>")
+        raise ClientError(
+            f"the headers are {array.type}", "make them array<struct<key string, value binary>>"
+        )
     offsets = array.buffers()[1]
     lists = memoryview(offsets)[array.offset * 4 : (array.offset + len(array) + 1) * 4]
     if array.null_count:  # a null list may have a length: say that it has none

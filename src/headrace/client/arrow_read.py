@@ -78,9 +78,9 @@ class AbortedFilter:
 
     def _end(self, header: BatchHeader, batch: memoryview) -> None:
         for record in iter_records(batch):
-            if record.key is not None and len(record.key) >= 4:
-                if int.from_bytes(record.key[2:4], "big", signed=True) == CONTROL_ABORT:
-                    self._aborting.discard(header.producer_id)
+            kind = int.from_bytes((record.key or b"")[2:4], "big", signed=True)
+            if record.key is not None and len(record.key) >= 4 and kind == CONTROL_ABORT:
+                self._aborting.discard(header.producer_id)
 
 
 class ArrowReader:
@@ -228,7 +228,9 @@ class ArrowReader:
         return await with_retries(self.cluster, self.config.default_api_timeout_ms, attempt)
 
     def _request(self, where: TopicPartition, epoch: int, topic_id: bytes, position: int) -> dict[str, Any]:
-        fetch_bytes = min(max(self.config.max_partition_fetch_bytes, FETCH_BYTES), self.config.fetch_max_bytes)
+        fetch_bytes = min(
+            max(self.config.max_partition_fetch_bytes, FETCH_BYTES), self.config.fetch_max_bytes
+        )
         entry = {
             "partition": where.partition,
             "current_leader_epoch": epoch,

@@ -101,7 +101,11 @@ class Coordination:
             "v3_and_below_topics": [{"name": n, "partitions": numbers} for n, numbers in topics.items()],
         }
         await self._ask(
-            KEY_TRANSACTION, producer.transactional_id, Api.ADD_PARTITIONS_TO_TXN, body, ADD_PARTITIONS_HIGHEST
+            KEY_TRANSACTION,
+            producer.transactional_id,
+            Api.ADD_PARTITIONS_TO_TXN,
+            body,
+            ADD_PARTITIONS_HIGHEST,
         )
 
     async def commit_offsets(
@@ -132,7 +136,9 @@ class Coordination:
 
     # -- offsets of a group -----------------------------------------------------------------------------------------
 
-    async def fetch_offsets(self, group: str, topic: str, partitions: Iterable[int]) -> dict[int, CommittedOffset]:
+    async def fetch_offsets(
+        self, group: str, topic: str, partitions: Iterable[int]
+    ) -> dict[int, CommittedOffset]:
         """What the group has committed for these partitions, once no transaction about it is open."""
         body = {
             "group_id": group,

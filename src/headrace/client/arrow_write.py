@@ -195,7 +195,8 @@ class ArrowWriter:
                 elif leader[0] not in self._busy_nodes:
                     by_node.setdefault(leader[0], []).append(queue)
         for node_id, queues in by_node.items():
-            picked, size = [], 0
+            picked: list[_Queue] = []
+            size = 0
             for queue in queues:
                 if picked and size + len(queue.batches[0].batch) > REQUEST_BYTES_MAX:
                     break
@@ -215,7 +216,11 @@ class ArrowWriter:
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
-            self._failure = error if isinstance(error, KafkaError) else KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error))
+            self._failure = (
+                error
+                if isinstance(error, KafkaError)
+                else KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error))
+            )
         self._changed.set()
 
     async def _wait(self) -> None:
@@ -226,8 +231,8 @@ class ArrowWriter:
         errors: dict[TopicPartition, KafkaError] = {}
         try:
             errors = await self._request(node_id, queues)
-        except KafkaError as error:
-            errors = {queue.partition: error for queue in queues}
+        except KafkaError as failure:
+            errors = {queue.partition: failure for queue in queues}
         now_s = asyncio.get_running_loop().time()
         wait_ms = 0.0
         for queue in queues:

@@ -16,7 +16,7 @@ from typing import Final
 from headrace.records.batch import BatchInfo, Record, Scan, ScanStop, SegmentScan
 
 _PACKAGE: Final = "headrace.records."
-_MODULES: Final = ("_arrow", "_codec", "_compaction")
+_MODULES: Final = ("_arrow", "_arrow_rows", "_codec", "_compaction")
 
 
 def load_interpreted(module_name: str = "_codec") -> ModuleType:

@@ -1,4 +1,4 @@
-"""Records as columns: the compiled loops of `_arrow`, and the step from a whole batch to them.
+"""Records as columns: the compiled loops of `_arrow` and `_arrow_rows`, and the step from a whole batch to them.
 
 Owns which of the two codecs is taken (as `codec` does) and the inflation in between. Knows nothing of pyarrow: what
 comes out are the buffers that Arrow's format describes, so a broker never needs that package. Callers: the client's
@@ -7,7 +7,8 @@ Arrow modules.
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.records import codec  # first, because it chooses between compiled and interpreted
-from headrace.records._arrow import Columns, Rows, Source
+from headrace.records._arrow import Columns
+from headrace.records._arrow_rows import Rows, Source
 from headrace.records.batch import (
     HEADER_SIZE,
     MAGIC_V2,
