@@ -110,7 +110,7 @@ def test_leader_epochs_are_remembered_from_the_offset_they_start_at() -> None:
 def test_a_coordinator_appends_several_batches_and_markers() -> None:
     log = make_log()
     append(log, make_batch(producer_id=9, transactional=True))
-    assert log.producer_state.first_unstable_offset() == 0
+    assert log.producer_state.first_unstable_offset(0) == 0
     key, value = encode_marker(EndTransactionMarker(committed=True, coordinator_epoch=2))
     marker = build_batch(
         [(NOW_MS, key, value, ())], producer_id=9, producer_epoch=0, control=True, transactional=True

@@ -226,36 +226,36 @@ def test_full_table_forgets_those_that_wrote_longest_ago(monkeypatch: pytest.Mon
 
 def test_open_transaction_holds_the_stable_offset_until_its_marker_is_replicated() -> None:
     state = ProducerState()
-    assert state.first_unstable_offset() is None
+    assert state.first_unstable_offset(0) is None
     append(state, batch(1), 0)
     append(state, transactional(2), 1)
     append(state, transactional(3), 2)
     append(state, transactional(2, sequence=1), 3)
-    assert state.first_unstable_offset() == 1
+    assert state.first_unstable_offset(0) == 1
 
     completed = state.update(control(2), 4, marker=ABORT)
     assert completed == CompletedTransaction(producer_id=2, first_offset=1, last_offset=4, aborted=True)
     assert state.last_stable_offset_after(completed) == 2
     state.complete_transaction(completed)
     assert state.first_undecided_offset() == 2
-    assert state.first_unstable_offset() == 1, "the marker is not replicated yet"
+    assert state.first_unstable_offset(0) == 1, "the marker is not replicated yet"
     state.on_high_watermark(4)
-    assert state.first_unstable_offset() == 1
+    assert state.first_unstable_offset(0) == 1
     state.on_high_watermark(5)
-    assert state.first_unstable_offset() == 2
+    assert state.first_unstable_offset(0) == 2
 
     completed = state.update(control(3), 5, marker=COMMIT)
     assert completed == CompletedTransaction(producer_id=3, first_offset=2, last_offset=5, aborted=False)
     assert state.last_stable_offset_after(completed) == 6
     state.complete_transaction(completed)
     state.on_high_watermark(6)
-    assert state.first_unstable_offset() is None
+    assert state.first_unstable_offset(0) is None
 
 
 def test_marker_without_data_completes_nothing() -> None:
     state = ProducerState()
     assert state.update(control(), 0, marker=COMMIT) is None
-    assert state.first_unstable_offset() is None
+    assert state.first_unstable_offset(0) is None
     entry = state.get(7)
     assert entry is not None and entry.coordinator_epoch == 1
 
@@ -345,7 +345,7 @@ def test_snapshot_keeps_the_last_batch_and_the_open_transaction() -> None:
     assert loaded.check(batch(1, sequence=2)) == Duplicate(2, 2, 1000)
     assert refused(loaded, batch(1, sequence=1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     append(loaded, batch(1, sequence=3), 5)
-    assert loaded.first_unstable_offset() == 3
+    assert loaded.first_unstable_offset(0) == 3
     assert refused(loaded, batch(2, sequence=1)) is ErrorCode.INVALID_TXN_STATE
 
 

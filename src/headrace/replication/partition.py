@@ -128,13 +128,17 @@ class Partition:
 
     def last_stable_offset(self) -> int:
         """The end of what a read_committed reader may see."""
-        first_unstable = self.log.producer_state.first_unstable_offset()
+        first_unstable = self.log.producer_state.first_unstable_offset(self.high_watermark)
         return self.high_watermark if first_unstable is None else min(first_unstable, self.high_watermark)
 
     def read(self, offset: int, max_bytes: int, isolation: int, min_one_batch: bool) -> LogSlice:
         """Byte ranges from `offset` to the end of what the reader may see."""
         limit = self.last_stable_offset() if isolation == READ_COMMITTED else self.high_watermark
         return self.log.read(offset, max_bytes, max_offset=limit, min_one_batch=min_one_batch)
+
+    def aborted_in(self, offset: int, found: LogSlice) -> list[tuple[int, int]]:
+        """(producer id, first offset) of the aborted transactions with records in what `read` gave from `offset` on."""
+        return self.log.aborted_transactions(offset, found, self.last_stable_offset())
 
     def add_reader(self, wake: Wake) -> None:
         """Have `wake` called once when there may be more to read."""

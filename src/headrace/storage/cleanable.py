@@ -69,7 +69,7 @@ def examine(log: PartitionLog, clean_offset: int | None, limit_offset: int, now_
 
 
 def _end_offset(log: PartitionLog, first_dirty: int, limit_offset: int, now_ms: int) -> int:
-    unstable = log.producer_state.first_unstable_offset()
+    unstable = log.producer_state.first_unstable_offset(limit_offset)
     end_offset = min(limit_offset, log.active.base_offset, log.recovery_point)
     if unstable is not None:
         end_offset = min(end_offset, unstable)

@@ -166,6 +166,11 @@ class OffsetIndex(_Index):
         at = self._search(position, 1)
         return self.at(at)[1] if at >= 0 else 0
 
+    def offset_after(self, position: int) -> int | None:
+        """An offset that no record of a batch before `position` reaches; None when the index does not tell."""
+        at = self._search(position - 1, 1) + 1
+        return self.base_offset + self.at(at)[0] + 1 if at < len(self) else None
+
     def truncate_to(self, offset: int) -> None:
         """Drop the entries of batches that end at `offset` or later."""
         self._keep(self._search(offset - 1 - self.base_offset, 0) + 1)

@@ -213,7 +213,9 @@ class PartitionLog:
             position += header.size
             completed = self.producer_state.update(header, header.base_offset, None, marker)
             if completed is not None:
-                self.producer_state.complete_transaction(completed)
+                aborted = self.producer_state.complete_transaction(completed)
+                if aborted is not None:
+                    segment.txn_index.append(aborted)
             if header.partition_leader_epoch >= 0:
                 self.epochs.assign(header.partition_leader_epoch, header.base_offset)
         self._appended(segment, len(view), last_offset + 1, start)
@@ -312,6 +314,13 @@ class PartitionLog:
         except OSError as error:
             self._refuse_read(error)
 
+    def aborted_transactions(self, offset: int, found: LogSlice, max_offset: int) -> list[tuple[int, int]]:
+        """See `reads.aborted_transactions`."""
+        try:
+            return reads.aborted_transactions(self, offset, found, max_offset)
+        except OSError as error:
+            self._refuse_read(error)
+
     def offset_for_timestamp(self, timestamp: int, max_offset: int) -> TimestampOffset | None:
         """See `reads.offset_for_timestamp`."""
         try:
@@ -368,7 +377,8 @@ class PartitionLog:
             return None
         others = []
         for segment in self._unsynced:
-            others += [segment.index.path, segment.time_index.path, self.snapshot_path(self.end_of(segment))]
+            others += [segment.index.path, segment.time_index.path, segment.txn_index.path]
+            others.append(self.snapshot_path(self.end_of(segment)))
         texts = [(self.epochs_path, self.epochs.encode())] if self.epochs.dirty else []
         directories = [self.directory, os.path.dirname(self.directory)] if self._new_names else []
         ticket = self._ticket = FlushTicket(

@@ -27,6 +27,7 @@ from headrace.records.batch import (
 )
 from headrace.storage.markers import EndTransactionMarker
 from headrace.storage.origin import Origin
+from headrace.storage.txn_index import AbortedTransaction
 from headrace.storage.producer_entry import (
     NO_OFFSET,
     ProducerEntry,
@@ -278,8 +279,10 @@ class ProducerState:
 
     # -- transactions ----------------------------------------------------------------------------------------
 
-    def first_unstable_offset(self) -> int | None:
-        """The first offset of the oldest transaction that is open, or ended above the high watermark."""
+    def first_unstable_offset(self, high_watermark: int) -> int | None:
+        """The first offset of the oldest transaction that is open, or ended at or above the high watermark."""
+        if self._unreplicated:
+            self.on_high_watermark(high_watermark)
         ongoing = next(iter(self._ongoing)) if self._ongoing else None
         if not self._unreplicated:
             return ongoing
@@ -297,13 +300,17 @@ class ProducerState:
                 return first_offset
         return completed.last_offset + 1
 
-    def complete_transaction(self, completed: CompletedTransaction) -> None:
-        """The transaction is in the index: no longer open, but unstable until its marker is replicated."""
+    def complete_transaction(self, completed: CompletedTransaction) -> AbortedTransaction | None:
+        """No longer open, but unstable until its marker is replicated. If it was aborted: the index's line of it."""
+        stable = self.last_stable_offset_after(completed)
         producer_id = self._ongoing.pop(completed.first_offset, None)
         assert producer_id is not None, f"{completed} was not started in {self._name}"
         if self._unreplicated is _NO_TRANSACTIONS:
             self._unreplicated = {}
         self._unreplicated[completed.first_offset] = completed.last_offset
+        if not completed.aborted:
+            return None
+        return AbortedTransaction(producer_id, completed.first_offset, completed.last_offset, stable)
 
     def on_high_watermark(self, high_watermark: int) -> None:
         """Transactions whose marker lies below the high watermark are stable."""

@@ -17,6 +17,7 @@ from headrace.records.builder import iter_records
 from headrace.storage.markers import EndTransactionMarker, parse_marker
 from headrace.storage.producer_entry import BATCHES_REMEMBERED, CorruptSnapshot
 from headrace.storage.producer_state import ProducerState
+from headrace.storage.txn_index import AbortedTransaction
 
 if TYPE_CHECKING:
     from headrace.storage.files import FileSystem
@@ -125,9 +126,11 @@ def replay_headers(log: "PartitionLog", from_offset: int, to_offset: int) -> Non
 class Replay:
     """Batches on their way into a table: of plain ones only each producer's last few matter, so they wait."""
 
-    __slots__ = ("_state", "_waiting")
+    __slots__ = ("_state", "_waiting", "aborted")
 
     def __init__(self, state: ProducerState) -> None:
+        self.aborted: list[AbortedTransaction] = []
+        """The aborted transactions that ended in the batches so far, for the index; whoever takes them empties it."""
         self._state = state
         self._waiting: dict[int, deque[BatchInfo]] = {}
 
@@ -145,7 +148,9 @@ class Replay:
         marker = _marker(content) if batch.attributes & CONTROL_BIT else None
         completed = self._state.replay(batch, marker)
         if completed is not None:
-            self._state.complete_transaction(completed)
+            aborted = self._state.complete_transaction(completed)
+            if aborted is not None:
+                self.aborted.append(aborted)
 
     def finish(self) -> None:
         """Take over what waits. In the order of the log, so that a full table forgets the same producers."""

@@ -11,6 +11,7 @@ from headrace.base.errors import ErrorCode, KafkaError
 from headrace.records.batch import parse_header
 from headrace.records.builder import iter_records
 from headrace.storage.files import FileRange
+from headrace.storage.txn_index import collect
 
 if TYPE_CHECKING:
     from headrace.storage.log import PartitionLog
@@ -91,6 +92,26 @@ def read(
         ranges.append(segment.range(0, end))
         size += end
     return LogSlice(ranges, size)
+
+
+def aborted_transactions(
+    log: "PartitionLog", offset: int, found: LogSlice, max_offset: int
+) -> list[tuple[int, int]]:
+    """(producer id, first offset) of the aborted transactions with records in `found`, which was read from `offset` on.
+
+    Transactions that begin a little behind it may be told too: how far it reaches is known as far as the index tells.
+    """
+    number = log.segment_number(offset)
+    if not found.size or not any([segment.txn_index for segment in log.segments[number:]]):
+        return []
+    last = found.ranges[-1]
+    path = last.file.path
+    holder = next((n for n in range(number, len(log.segments)) if log.segments[n].log_path == path), None)
+    to_offset = max_offset
+    if holder is not None:
+        segment = log.segments[holder]
+        to_offset = min(max_offset, segment.index.offset_after(last.offset + last.length) or log.end_of(segment))
+    return collect([segment.txn_index for segment in log.segments[number:]], offset, to_offset)
 
 
 def _bound(segment: "Segment", max_offset: int) -> int:

@@ -35,6 +35,7 @@ from headrace.storage.segment import (
     Segment,
 )
 from headrace.storage.swaps import CLEANED_SUFFIX, SWAP_SUFFIX
+from headrace.storage.txn_index import TXN_INDEX_SUFFIX
 
 CORRUPT_SUFFIX: Final = ".corrupt"
 OFFSET_MAX: Final = 2**63 - 1
@@ -118,7 +119,7 @@ class _Opening:
         names = set(self.fs.listdir(self.directory))
         bases = {base for name in names if (base := _base_offset(name, LOG_SUFFIX)) is not None}
         for name in sorted(names):
-            for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+            for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
                 if (base := _base_offset(name, suffix)) is not None and base not in bases:
                     self._remove(name, "index without a segment")
         self._names = names
@@ -204,6 +205,8 @@ class _Opening:
             scanned = self._scan(number, log.epochs, replay)
             log.log_end_offset = scanned.next_offset
             self._accept(number, scanned)
+            log.segments[number].txn_index.load(replay.aborted)
+            replay.aborted.clear()
             number += 1
         replay.finish()
 

@@ -22,12 +22,13 @@ from headrace.records.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, parse
 from headrace.records.codec import find_offset, find_timestamp
 from headrace.storage.files import Buffer, File, FileRange, FileSystem
 from headrace.storage.indexes import PENDING_ENTRIES_MAX, OffsetIndex, TimeIndex
+from headrace.storage.txn_index import TXN_INDEX_SUFFIX, TransactionIndex
 
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
 DELETED_SUFFIX: Final = ".deleted"
-SUFFIXES: Final = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX)
+SUFFIXES: Final = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
 
 RELATIVE_OFFSET_MAX: Final = 2**31 - 1
 POSITION_MAX: Final = 2**31 - 1
@@ -64,6 +65,7 @@ class Segment:
         "log_path",
         "size",
         "time_index",
+        "txn_index",
     )
 
     def __init__(
@@ -78,6 +80,7 @@ class Segment:
         self.log_path = prefix + LOG_SUFFIX
         self.index = OffsetIndex(fs, prefix + INDEX_SUFFIX, base_offset, known_empty)
         self.time_index = TimeIndex(fs, prefix + TIME_INDEX_SUFFIX, base_offset, known_empty)
+        self.txn_index = TransactionIndex(fs, prefix + TXN_INDEX_SUFFIX, known_empty)
         self._first_timestamp = NO_TIMESTAMP if size == 0 else UNKNOWN
         self._max_timestamp = NO_TIMESTAMP if size == 0 else UNKNOWN
         self._max_timestamp_offset = base_offset
@@ -144,6 +147,7 @@ class Segment:
         """Move the index entries that wait in memory into the files."""
         self.index.write()
         self.time_index.write()
+        self.txn_index.write()
         self._pending_entries = 0
         if not self.index.written and self.time_index.written:
             # Kafka's tools read a time index only beside an offset index, be it an empty one.
@@ -169,7 +173,7 @@ class Segment:
     def index_files(self) -> list[File]:
         """The index files that exist."""
         files = []
-        for path in (self.index.path, self.time_index.path):
+        for path in (self.index.path, self.time_index.path, self.txn_index.path):
             with contextlib.suppress(FileNotFoundError):
                 files.append(self._fs.open(path))
         return files
@@ -352,6 +356,7 @@ class Segment:
         # would not make it either.
         last = self.index.last()
         self.time_index.truncate_to(last[0] + 1 if last else self.base_offset)
+        self.txn_index.truncate_to(offset)
         self.write_indexes()
         return self.open_tail()
 
@@ -375,7 +380,7 @@ class Segment:
         Removing a large file takes the kernel long. Readers that hold a range read on.
         """
         doomed = []
-        for path in (self.log_path, self.index.path, self.time_index.path):
+        for path in (self.log_path, self.index.path, self.time_index.path, self.txn_index.path):
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rename(path, path + DELETED_SUFFIX)
                 doomed.append(path + DELETED_SUFFIX)
@@ -383,7 +388,7 @@ class Segment:
 
     def remove_indexes(self) -> None:
         """Delete the index files; what they held can be had from the log."""
-        for path in (self.index.path, self.time_index.path):
+        for path in (self.index.path, self.time_index.path, self.txn_index.path):
             with contextlib.suppress(FileNotFoundError):
                 self._fs.remove(path)
 
@@ -392,3 +397,4 @@ class Segment:
         self._fs.forget(self.log_path)
         self._fs.forget(self.index.path)
         self._fs.forget(self.time_index.path)
+        self._fs.forget(self.txn_index.path)

@@ -26,6 +26,7 @@ def use_suffix(segment: Segment, suffix: str) -> None:
     segment.log_path += suffix
     segment.index.path += suffix
     segment.time_index.path += suffix
+    segment.txn_index.path += suffix
 
 
 def can_swap(log: "PartitionLog", replaced: list[Segment]) -> bool:
@@ -48,7 +49,7 @@ def swap_in(log: "PartitionLog", segment: Segment, replaced: list[Segment]) -> N
         fs.rename(segment.log_path, log_path + SWAP_SUFFIX)
         for old in replaced:
             log.garbage += old.discard()
-        for index in (segment.index, segment.time_index):
+        for index in (segment.index, segment.time_index, segment.txn_index):
             path = index.path.removesuffix(CLEANED_SUFFIX)
             with contextlib.suppress(FileNotFoundError):
                 fs.rename(index.path, path)
@@ -67,6 +68,6 @@ def swap_in(log: "PartitionLog", segment: Segment, replaced: list[Segment]) -> N
 
 def discard_cleaned(fs: FileSystem, segment: Segment) -> None:
     """Remove the files of a segment that is to replace nothing."""
-    for path in (segment.log_path, segment.index.path, segment.time_index.path):
+    for path in (segment.log_path, segment.index.path, segment.time_index.path, segment.txn_index.path):
         with contextlib.suppress(FileNotFoundError):
             fs.remove(path)

@@ -6,8 +6,7 @@ decoded: the reply is heads around ranges of segment files. The first partition 
 batch however small the limits are, so that a reader always gets on. A reader that was catching up, by large replies,
 is told once, at once, when it has reached the end; only then does it wait: programs that read to the end need not
 spend `max_wait_ms` there, and clients that ask for many partitions hear of the other ones sooner. Versions: sessions from 7, leader epochs checked
-from 9, topic ids from 13. Left out: reads by followers, until there are any; aborted transactions, until there are
-transactions.
+from 9, topic ids from 13. Left out: reads by followers, until there are any.
 """
 
 from headrace.base.clock import Timer
@@ -120,7 +119,7 @@ class _Fetch:
             partition.high_watermark,
             partition.last_stable_offset(),
             partition.log.log_start_offset,
-            [] if isolation == READ_COMMITTED else None,
+            partition.aborted_in(wanted.offset, piece) if isolation == READ_COMMITTED else None,
             -1,
             piece.ranges,
             piece.size,
