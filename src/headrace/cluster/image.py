@@ -14,6 +14,7 @@ from headrace.cluster.records import (
     BrokerRecord,
     BrokerStateRecord,
     ConfigRecord,
+    FeatureRecord,
     MetadataRecord,
     PartitionRecord,
     ProducerIdsRecord,
@@ -79,6 +80,8 @@ class ClusterImage:
     configs: Mapping[ConfigKey, Mapping[str, str]] = field(default_factory=dict)
     brokers: Mapping[int, BrokerRegistration] = field(default_factory=dict)
     next_producer_id: int = 0
+    features: Mapping[str, int] = field(default_factory=dict)
+    """The levels that were set; see `features` for what holds where none was."""
 
     def topic_by_id(self, topic_id: bytes) -> TopicImage | None:
         name = self.names.get(topic_id)
@@ -110,6 +113,7 @@ class _Step:
         self._configs: dict[ConfigKey, Mapping[str, str]] | None = None
         self._brokers: dict[int, BrokerRegistration] | None = None
         self._next_producer_id = image.next_producer_id
+        self._features = image.features
         self._partitions: dict[bytes, list[PartitionRegistration]] = {}
 
     def take(self, record: MetadataRecord) -> None:
@@ -146,6 +150,8 @@ class _Step:
                 del self._own_brokers()[record.broker_id]
             case ProducerIdsRecord():
                 self._next_producer_id = record.next_id
+            case FeatureRecord():
+                self._features = {**self._features, record.name: record.level}
 
     def image(self) -> ClusterImage:
         for topic_id, partitions in self._partitions.items():
@@ -159,6 +165,7 @@ class _Step:
             configs=old.configs if self._configs is None else self._configs,
             brokers=old.brokers if self._brokers is None else self._brokers,
             next_producer_id=self._next_producer_id,
+            features=self._features,
         )
 
     def _partition(self, record: PartitionRecord) -> None:
@@ -228,6 +235,7 @@ def records_of(image: ClusterImage) -> list[MetadataRecord]:
         records += [PartitionRecord(topic.id, index, *p) for index, p in enumerate(topic.partitions)]
     for (resource_type, resource_name), values in image.configs.items():
         records += [ConfigRecord(resource_type, resource_name, name, value) for name, value in values.items()]
+    records += [FeatureRecord(name, level) for name, level in image.features.items()]
     if image.next_producer_id:
         records.append(ProducerIdsRecord(image.next_producer_id))
     return records

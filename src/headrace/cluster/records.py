@@ -84,6 +84,13 @@ class ProducerIdsRecord(msgspec.Struct, frozen=True, array_like=True, tag="produ
     next_id: int
 
 
+class FeatureRecord(msgspec.Struct, frozen=True, array_like=True, tag="feature"):
+    """A feature of the cluster has this level from now on; 0 is off."""
+
+    name: str
+    level: int
+
+
 MetadataRecord: TypeAlias = (
     TopicRecord
     | RemoveTopicRecord
@@ -93,6 +100,7 @@ MetadataRecord: TypeAlias = (
     | BrokerStateRecord
     | UnregisterBrokerRecord
     | ProducerIdsRecord
+    | FeatureRecord
 )
 
 encode_record = msgspec.msgpack.Encoder().encode

@@ -105,9 +105,7 @@ class TransactionMetadata:
                 if expected[1] != self.last_epoch or self.last_epoch == NO_EPOCH:
                     raise KafkaError(ErrorCode.PRODUCER_FENCED, "a newer producer has this transactional id")
                 raised, last = epoch, self.last_epoch  # it did not hear of the raise that it asked for
-        return self._empty(
-            value.producer_id, raised, timeout_ms, now_ms, value.previous_producer_id
-        ), last
+        return self._empty(value.producer_id, raised, timeout_ms, now_ms, value.previous_producer_id), last
 
     def _empty(
         self, producer_id: int, epoch: int, timeout_ms: int, now_ms: int, previous_producer_id: int
@@ -177,7 +175,9 @@ class TransactionMetadata:
     def begin(self, state: TxnState) -> None:
         """A change to `state` is on its way to the log."""
         assert self.pending is None, f"{self.transactional_id}: {state.name} during {self.pending}"
-        assert self.state in PREDECESSORS[state], f"{self.transactional_id}: {self.state.name} to {state.name}"
+        assert self.state in PREDECESSORS[state], (
+            f"{self.transactional_id}: {self.state.name} to {state.name}"
+        )
         self.pending = state
 
     def apply(self, value: TxnValue, last_epoch: int) -> None:
@@ -185,4 +185,3 @@ class TransactionMetadata:
         self.pending = None
         self.value = value
         self.last_epoch = last_epoch
-

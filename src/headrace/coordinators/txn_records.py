@@ -28,7 +28,6 @@ _HEAD: Final = struct.Struct(">hqhib")
 _TIMES: Final = struct.Struct(">qq")
 
 
-
 class TxnValue(NamedTuple):
     """What is stored of a transactional id."""
 
@@ -173,6 +172,4 @@ def _tagged(tags: Mapping[int, bytes], tag: int, kind: struct.Struct, default: i
 
 
 def _corrupt(error: Exception) -> KafkaError:
-    return KafkaError(
-        ErrorCode.CORRUPT_MESSAGE, f"a record of __transaction_state cannot be read: {error or 'cut short'}"
-    )
+    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a record of __transaction_state cannot be read: {error}")

@@ -1,6 +1,6 @@
 """The transactional ids of one partition of `__transaction_state`: every request of a transaction, as a step.
 
-Takes a request and the time, and writes into an `Effects`: records to store, timers, and what is to be told. Invariants:
+Takes a request and the time, and writes into an `Effects`: records to store, timers, what is to be told. Invariants:
 a client is told of a step when its record is committed; markers go out only after the decision (Prepare) is committed,
 and Complete is written only after every partition has its marker, so a coordinator that takes over goes on where the
 old one stopped; nobody begins anything while a change or markers are under way (CONCURRENT_TRANSACTIONS: come back).
@@ -118,12 +118,8 @@ class TransactionShard:
         for metadata in self.transactions.values():
             if metadata.state in PREPARED:
                 self._begin_markers(metadata, now_ms, out)
-        out.start(
-            ABORT_TIMER, self._config().transaction_abort_timed_out_transaction_cleanup_interval_ms
-        )
-        out.start(
-            EXPIRE_TIMER, self._config().transaction_remove_expired_transaction_cleanup_interval_ms
-        )
+        out.start(ABORT_TIMER, self._config().transaction_abort_timed_out_transaction_cleanup_interval_ms)
+        out.start(EXPIRE_TIMER, self._config().transaction_remove_expired_transaction_cleanup_interval_ms)
 
     def unload(self, error: ErrorCode, now_ms: int, out: Effects) -> None:
         """This broker no longer coordinates these: whoever leads the partition now knows all that is stored."""
@@ -144,10 +140,10 @@ class TransactionShard:
 
     # -- InitProducerId ------------------------------------------------------------------------------------------------
 
-    def needs_producer_id(self, transactional_id: str) -> bool:
-        """Whether `initialize` or `end` will want a producer id that nobody had before."""
+    def needs_producer_id(self, transactional_id: str, may_be_new: bool) -> bool:
+        """Whether `initialize`, for an id that may be new, or `end` will want a producer id that nobody had before."""
         metadata = self.transactions.get(transactional_id)
-        return metadata is None or is_exhausted(metadata.value.producer_epoch)
+        return may_be_new if metadata is None else is_exhausted(metadata.value.producer_epoch)
 
     def initialize(
         self,
@@ -166,7 +162,16 @@ class TransactionShard:
         metadata = self.transactions.get(transactional_id)
         if metadata is None:
             value = TxnValue(
-                new_producer_id, NO_PRODUCER_ID, NO_PRODUCER_ID, NO_EPOCH, timeout_ms, EMPTY, frozenset(), now_ms, -1, 0
+                new_producer_id,
+                NO_PRODUCER_ID,
+                NO_PRODUCER_ID,
+                NO_EPOCH,
+                timeout_ms,
+                EMPTY,
+                frozenset(),
+                now_ms,
+                -1,
+                0,
             )
             metadata = self.transactions[transactional_id] = TransactionMetadata(transactional_id, value)
         if metadata.is_busy:
@@ -430,7 +435,9 @@ class TransactionShard:
         gone = [
             metadata
             for metadata in self.transactions.values()
-            if metadata.state in IDLE and metadata.pending is None and metadata.value.last_update_ms <= limit_ms
+            if metadata.state in IDLE
+            and metadata.pending is None
+            and metadata.value.last_update_ms <= limit_ms
         ]
         for metadata in gone[:EXPIRED_AT_ONCE_MAX]:
             metadata.begin(DEAD)
@@ -531,5 +538,3 @@ def _judge_version_2(
     if committed:
         return ErrorCode.INVALID_TXN_STATE, False
     return ErrorCode.NONE, True  # nothing to abort, but the epoch is to be raised
-
-

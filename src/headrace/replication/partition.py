@@ -129,7 +129,9 @@ class Partition:
     def last_stable_offset(self) -> int:
         """The end of what a read_committed reader may see."""
         first_unstable = self.log.producer_state.first_unstable_offset(self.high_watermark)
-        return self.high_watermark if first_unstable is None else min(first_unstable, self.high_watermark)
+        if first_unstable is None:
+            return self.high_watermark
+        return min(max(first_unstable, self.log.log_start_offset), self.high_watermark)
 
     def read(self, offset: int, max_bytes: int, isolation: int, min_one_batch: bool) -> LogSlice:
         """Byte ranges from `offset` to the end of what the reader may see."""

@@ -21,8 +21,11 @@ from headrace.cluster.records import BrokerRecord, MetadataRecord
 from headrace.replication.partition import Partition
 from headrace.replication.table import PartitionTable
 from headrace.server.broker_groups import GroupCoordinator
+from headrace.server.broker_txn import TransactionCoordinator
+from headrace.server.broker_verify import Verifier
 from headrace.server.fetch_sessions import FetchSessions
 from headrace.server.metadata import MetadataStore
+from headrace.server.peers import Peers
 from headrace.server.producer_ids import ProducerIds
 from headrace.storage.flusher import Flusher
 from headrace.storage.log import PartitionLog
@@ -60,7 +63,11 @@ class Broker:
             config.max_incremental_fetch_session_cache_slots, lambda: random.randrange(1, 2**31)
         )
         self.producer_ids = ProducerIds(metadata)
+        self.peers: Peers | None = None
+        """Links to other brokers, where there are others."""
         self.groups = GroupCoordinator(self)
+        self.transactions = TransactionCoordinator(self)
+        self.verifier = Verifier(self)
         self._following = False
         self.on_config: Callable[[BrokerConfig], None] = lambda config: None
         """Called when settings changed while running, for parts that handlers do not see."""
@@ -90,6 +97,7 @@ class Broker:
         rack = self.config.broker_rack
         await self.commit([BrokerRecord(self.node_id, host, port, rack, epoch)])
         self.groups.apply(EMPTY, self.image)
+        self.transactions.apply(self.image)
         self._tick()
 
     async def stop(self) -> None:
@@ -97,6 +105,7 @@ class Broker:
         if self._ticker is not None:
             self._ticker.cancel()
         self.groups.stop()
+        self.transactions.stop()
         self.logs.cleaner.stop()
         for task in list(self._tasks):
             task.cancel()
@@ -179,6 +188,7 @@ class Broker:
             self._partitions.apply(old, new)
             self._follow_image()
             self.groups.apply(old, new)
+            self.transactions.apply(new)
 
     def _reconfigure(self, image: ClusterImage) -> None:
         """Take up settings that changed while running, for the broker and for each topic."""

@@ -28,7 +28,16 @@ from headrace.consensus.snapshots import SnapshotDamaged
 from headrace.security.authorizer import AllowAll
 from headrace.security.quotas import NoQuotas
 from headrace.server.broker import Broker
-from headrace.server.handlers import cluster, configs, connection, group_offsets, groups, offsets, topics
+from headrace.server.handlers import (
+    cluster,
+    configs,
+    connection,
+    group_offsets,
+    groups,
+    offsets,
+    topics,
+    txn,
+)
 from headrace.server.handlers.fetch import handle_fetch
 from headrace.server.handlers.produce import handle_produce
 from headrace.server.listener import Limits, Listener
@@ -51,6 +60,7 @@ HANDLERS: dict[Api, Handler] = {
     **offsets.HANDLERS,
     **groups.HANDLERS,
     **group_offsets.HANDLERS,
+    **txn.HANDLERS,
 }
 WILDCARDS = ("", "0.0.0.0", "::")
 DIRECT: dict[Api, DirectHandler] = {Api.PRODUCE: handle_produce, Api.FETCH: handle_fetch}

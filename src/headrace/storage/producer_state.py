@@ -27,7 +27,6 @@ from headrace.records.batch import (
 )
 from headrace.storage.markers import EndTransactionMarker
 from headrace.storage.origin import Origin
-from headrace.storage.txn_index import AbortedTransaction
 from headrace.storage.producer_entry import (
     NO_OFFSET,
     ProducerEntry,
@@ -35,6 +34,7 @@ from headrace.storage.producer_entry import (
     decode_snapshot,
     encode_snapshot,
 )
+from headrace.storage.txn_index import AbortedTransaction
 
 PRODUCERS_MAX = 50_000
 """Entries in one partition's table. Past it, the tenth that wrote longest ago is forgotten as if expired."""
@@ -74,7 +74,7 @@ _NO_TRANSACTIONS: dict[int, int] = {}
 class ProducerState:
     """The producers of one partition. Single owner, no locks."""
 
-    __slots__ = ("_name", "_ongoing", "_producers", "_unreplicated")
+    __slots__ = ("_guards", "_name", "_ongoing", "_producers", "_unreplicated")
 
     def __init__(self, name: str = "") -> None:
         self._name = name
@@ -84,6 +84,8 @@ class ProducerState:
         self._ongoing = _NO_TRANSACTIONS
         # First offset -> marker offset of transactions that ended at or above the high watermark.
         self._unreplicated = _NO_TRANSACTIONS
+        # Producers whose first records wait for the coordinator's word that they belong to a transaction.
+        self._guards: dict[int, object] | None = None
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -243,11 +245,15 @@ class ProducerState:
             if self._ongoing is _NO_TRANSACTIONS:
                 self._ongoing = {}
             self._ongoing[first_offset] = producer_id
+            if self._guards:
+                self._guards.pop(producer_id, None)
         return None
 
     def _end_transaction(
         self, entry: ProducerEntry, offset: int, marker: EndTransactionMarker
     ) -> CompletedTransaction | None:
+        if self._guards:
+            self._guards.pop(entry.producer_id, None)
         first_offset = entry.transaction_first_offset
         entry.coordinator_epoch = marker.coordinator_epoch
         entry.transaction_first_offset = NO_OFFSET
@@ -288,6 +294,21 @@ class ProducerState:
             return ongoing
         unreplicated = min(self._unreplicated)
         return unreplicated if ongoing is None else min(ongoing, unreplicated)
+
+    def is_in_transaction(self, producer_id: int, epoch: int) -> bool:
+        """Whether the producer has a transaction open here, so that more of its records may come."""
+        entry = self._producers.get(producer_id)
+        return entry is not None and entry.transaction_first_offset >= 0 and entry.epoch == epoch
+
+    def guard(self, producer_id: int) -> object:
+        """Taken before the coordinator is asked about a producer: worth nothing any more once a marker came in."""
+        if self._guards is None or len(self._guards) >= PRODUCERS_MAX:
+            self._guards = {}
+        return self._guards.setdefault(producer_id, object())
+
+    def is_guarded(self, producer_id: int, guard: object) -> bool:
+        """Whether no marker came in since the guard was taken."""
+        return self._guards is not None and self._guards.get(producer_id) is guard
 
     def first_undecided_offset(self) -> int | None:
         """The first offset of the oldest transaction that is open, whatever is replicated."""
@@ -345,6 +366,7 @@ class ProducerState:
         self._producers = _NO_PRODUCERS
         self._ongoing = _NO_TRANSACTIONS
         self._unreplicated = _NO_TRANSACTIONS
+        self._guards = None
 
     def snapshot(self) -> bytes:
         """The table as the content of a `.snapshot` file."""

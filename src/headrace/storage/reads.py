@@ -102,7 +102,7 @@ def aborted_transactions(
     Transactions that begin a little behind it may be told too: how far it reaches is known as far as the index tells.
     """
     number = log.segment_number(offset)
-    if not found.size or not any([segment.txn_index for segment in log.segments[number:]]):
+    if not found.size or not any(segment.txn_index for segment in log.segments[number:]):
         return []
     last = found.ranges[-1]
     path = last.file.path
@@ -110,7 +110,9 @@ def aborted_transactions(
     to_offset = max_offset
     if holder is not None:
         segment = log.segments[holder]
-        to_offset = min(max_offset, segment.index.offset_after(last.offset + last.length) or log.end_of(segment))
+        to_offset = min(
+            max_offset, segment.index.offset_after(last.offset + last.length) or log.end_of(segment)
+        )
     return collect([segment.txn_index for segment in log.segments[number:]], offset, to_offset)
 
 

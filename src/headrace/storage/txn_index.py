@@ -1,4 +1,4 @@
-"""The transaction index of one segment: the aborted transactions whose marker lies in it, in Kafka's `.txnindex` format.
+"""The transaction index of a segment: the aborted transactions whose marker lies in it, in Kafka's `.txnindex` format.
 
 A read_committed reader gets records of aborted transactions too, and leaves them out by this list. An entry is written
 when its marker is appended, so entries ascend by `last_offset`. Invariant: the entries in the file followed by those
@@ -103,9 +103,7 @@ class TransactionIndex:
                 self.load(kept)
 
 
-def collect(
-    indexes: Iterable[TransactionIndex], from_offset: int, to_offset: int
-) -> list[tuple[int, int]]:
+def collect(indexes: Iterable[TransactionIndex], from_offset: int, to_offset: int) -> list[tuple[int, int]]:
     """(producer id, first offset) of each aborted transaction with records from `from_offset` up to `to_offset`.
 
     `indexes` are those of the segments from the one that holds `from_offset` on. A marker may lie in a later

@@ -23,6 +23,7 @@ from headrace.records.batch import (
     MAX_TIMESTAMP_POSITION,
     NO_TIMESTAMP,
     TIMESTAMP_TYPE_BIT,
+    TRANSACTIONAL_BIT,
     BatchHeader,
     assign,
     crc_ok,
@@ -149,6 +150,11 @@ def is_zstd(data: memoryview) -> bool:
         len(data) >= HEADER_SIZE
         and data[ATTRIBUTES_POSITION + 1] & COMPRESSION_MASK == _COMPRESSION_IDS["zstd"]
     )
+
+
+def is_transactional(data: memoryview) -> bool:
+    """Whether a batch says that it is part of a transaction."""
+    return len(data) >= HEADER_SIZE and bool(data[ATTRIBUTES_POSITION + 1] & TRANSACTIONAL_BIT)
 
 
 def check_trusted(

@@ -15,10 +15,11 @@ from typing import Any
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.ids import ZERO_ID
 from headrace.cluster.controller import NewTopic, create_topics
-from headrace.cluster.image import BrokerRegistration, ClusterImage, PartitionRegistration, TopicImage
+from headrace.cluster.image import ClusterImage, PartitionRegistration, TopicImage
 from headrace.cluster.names import (
     CLUSTER_METADATA_TOPIC,
     CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
     check_topic_name,
     is_internal,
 )
@@ -35,6 +36,7 @@ IDS_IN_REQUESTS_FROM = 12
 COORDINATORS_BATCHED_FROM = 4
 ENDPOINT_BROKERS, ENDPOINT_CONTROLLERS = 1, 2
 KEY_GROUP, KEY_TRANSACTION = 0, 1
+COORDINATED_BY = {KEY_GROUP: CONSUMER_OFFSETS_TOPIC, KEY_TRANSACTION: TRANSACTION_STATE_TOPIC}
 NO_NODE = {"node_id": -1, "host": "", "port": -1}
 NO_TOPIC_YET = "The coordinator is not available."
 BAD_KEY_TYPE = (
@@ -215,7 +217,7 @@ def _auto_topic(broker: Broker, name: str) -> NewTopic:
         segment_bytes = max(config.offsets_topic_segment_bytes, 1 << 20)
         replicas = min(config.offsets_topic_replication_factor, len(broker.image.brokers))
         partitions = config.offsets_topic_num_partitions
-    elif name == "__transaction_state":
+    elif name == TRANSACTION_STATE_TOPIC:
         segment_bytes = max(config.transaction_state_log_segment_bytes, 1 << 20)
         replicas = min(config.transaction_state_log_replication_factor, len(broker.image.brokers))
         partitions = config.transaction_state_log_num_partitions
@@ -405,10 +407,16 @@ def _volume_bytes(directory: str) -> int:
     return volume.f_blocks * volume.f_frsize
 
 
+async def make_internal_topic(broker: Broker, name: str) -> None:
+    """Have one of the cluster's own topics be there."""
+    if name not in broker.image.topics:
+        await _auto_create(broker, [name], {})
+
+
 async def handle_find_coordinator(broker: Broker, context: RequestContext, request: Message) -> Body:
     """Who coordinates a group or a transactional id: the leader of the partition that holds its records."""
-    if request.key_type == KEY_GROUP and CONSUMER_OFFSETS_TOPIC not in broker.image.topics:
-        await _auto_create(broker, [CONSUMER_OFFSETS_TOPIC], {})
+    if request.key_type in COORDINATED_BY:
+        await make_internal_topic(broker, COORDINATED_BY[request.key_type])
     if context.version >= COORDINATORS_BATCHED_FROM:
         found = [
             {"key": key} | _coordinator(broker, context, request.key_type, key, "")
@@ -429,10 +437,7 @@ def _coordinator(broker: Broker, context: RequestContext, kind: int, key: str, f
     )
     if not context.authorize(Operation.DESCRIBE, resource, key):
         return {"error_code": refusal, "error_message": "Authorization failed.", **NO_NODE}
-    if kind == KEY_TRANSACTION:
-        found: BrokerRegistration | None = broker.image.brokers[broker.node_id]
-    else:
-        found = coordinator_of(broker, CONSUMER_OFFSETS_TOPIC, key)
+    found = coordinator_of(broker, COORDINATED_BY[kind], key)
     if found is None:
         return {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE, "error_message": NO_TOPIC_YET, **NO_NODE}
     return {"error_message": fine, "node_id": found.id, "host": found.host, "port": found.port}

@@ -1,14 +1,14 @@
-"""ApiVersions and InitProducerId: what a client asks before it does anything else.
+"""ApiVersions: what a client asks before it does anything else.
 
-ApiVersions lists what the router serves. From version 3 the client says its name and version, which must look like
-names; version 4 adds nothing that a single broker has to say. InitProducerId gives an idempotent producer a fresh id
-with epoch 0, also one that had an id before. Left out: transactional ids, until there is a coordinator for them.
+Lists what the router serves, and the features that the cluster knows and has finalized. From version 3 the client says
+its name and version, which must look like names; before version 4 a feature that begins at 0 is not told of, because
+older clients take that for an error.
 """
 
 import re
 
-from headrace.base.errors import ErrorCode, KafkaError
-from headrace.security.authorizer import Operation, ResourceType
+from headrace.base.errors import ErrorCode
+from headrace.cluster.features import FEATURES, finalized
 from headrace.server.broker import Broker
 from headrace.server.context import RequestContext
 from headrace.server.router import Body, Handler
@@ -16,6 +16,7 @@ from headrace.wire.apis import SUPPORTED, Api
 from headrace.wire.messages import Message
 
 SOFTWARE_FROM = 3
+ZERO_FEATURES_FROM = 4
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
@@ -29,31 +30,20 @@ def handle_api_versions(broker: Broker, context: RequestContext, request: Messag
     named = (request.client_software_name, request.client_software_version)
     if context.version >= SOFTWARE_FROM and not all(map(_SOFTWARE.fullmatch, named)):
         return {"error_code": ErrorCode.INVALID_REQUEST, "throttle_time_ms": context.throttle_ms}
-    return {"api_keys": keys, "throttle_time_ms": context.throttle_ms, "finalized_features_epoch": 0}
+    return {
+        "api_keys": keys,
+        "throttle_time_ms": context.throttle_ms,
+        "supported_features": [
+            {"name": name, "min_version": feature.first, "max_version": feature.last}
+            for name, feature in FEATURES.items()
+            if feature.first > 0 or context.version >= ZERO_FEATURES_FROM
+        ],
+        "finalized_features_epoch": broker.metadata.committed_offset,
+        "finalized_features": [
+            {"name": name, "min_version_level": level, "max_version_level": level}
+            for name, level in finalized(broker.image.features).items()
+        ],
+    }
 
 
-async def handle_init_producer_id(broker: Broker, context: RequestContext, request: Message) -> Body:
-    """An id for an idempotent producer, unlike any given before."""
-    try:
-        producer_id, epoch = await _assign(broker, context, request)
-    except KafkaError as error:
-        return {"error_code": error.code, "producer_id": -1, "producer_epoch": -1}
-    return {"producer_id": producer_id, "producer_epoch": epoch, "throttle_time_ms": context.throttle_ms}
-
-
-async def _assign(broker: Broker, context: RequestContext, request: Message) -> tuple[int, int]:
-    if request.transactional_id is not None:
-        if request.transactional_id == "":
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "an empty transactional id")
-        raise KafkaError(ErrorCode.NOT_COORDINATOR, "this broker has no transaction coordinator yet")
-    if not context.authorize(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER):
-        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    if (request.producer_id == -1) != (request.producer_epoch == -1):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "a producer id comes with its epoch or not at all")
-    return await broker.producer_ids.next(), 0
-
-
-HANDLERS: dict[Api, Handler] = {
-    Api.API_VERSIONS: handle_api_versions,
-    Api.INIT_PRODUCER_ID: handle_init_producer_id,
-}
+HANDLERS: dict[Api, Handler] = {Api.API_VERSIONS: handle_api_versions}

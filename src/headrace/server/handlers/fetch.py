@@ -5,8 +5,9 @@ does not want to wait; otherwise parked on its partitions until data comes or `m
 decoded: the reply is heads around ranges of segment files. The first partition with data gets at least one whole
 batch however small the limits are, so that a reader always gets on. A reader that was catching up, by large replies,
 is told once, at once, when it has reached the end; only then does it wait: programs that read to the end need not
-spend `max_wait_ms` there, and clients that ask for many partitions hear of the other ones sooner. Versions: sessions from 7, leader epochs checked
-from 9, topic ids from 13. Left out: reads by followers, until there are any.
+spend `max_wait_ms` there, and clients that ask for many partitions hear of the other ones sooner. With read_committed
+a reply ends before the first open transaction and lists the aborted ones in it. Versions: sessions from 7, leader
+epochs checked from 9, topic ids from 13. Left out: reads by followers, until there are any.
 """
 
 from headrace.base.clock import Timer

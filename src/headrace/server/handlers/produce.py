@@ -4,17 +4,20 @@ Behaviour. Partitions are appended in the order of the request, at once; the rep
 safe as its acks ask: 0 is not answered at all (an error closes the connection, the only sign a client would notice),
 1 waits for a flush where the topic wants one before acknowledgement, -1 also for the high watermark, within the
 request's timeout. Versions: 0 to 2 carry message formats that are gone and are refused as a whole; zstd is taken from
-7 on; 13 names topics by id. Left out: transactional records, until there is a coordinator for them.
+7 on; 13 names topics by id. The first records of a transaction in a partition are taken when the transaction's
+coordinator says that they belong to it; from version 12 on the client leaves it to the broker to add the partition.
 """
 
 from headrace.base.clock import Timer
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.cluster.names import is_internal
+from headrace.records.batch import parse_header
 from headrace.replication.partition import Partition
 from headrace.security.authorizer import Operation, ResourceType
 from headrace.server.broker import Broker
+from headrace.server.broker_verify import Asked, produce_error
 from headrace.server.session import Exchange
-from headrace.storage.validator import RecordsRefused, is_zstd
+from headrace.storage.validator import RecordsRefused, is_transactional, is_zstd
 from headrace.wire.produce import (
     TOPIC_IDS_FROM,
     VERSION_MIN,
@@ -28,6 +31,8 @@ from headrace.wire.produce import (
 ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
 ADMIN_CLIENT_ID = "__admin_client"  # whom Kafka lets write to the cluster's own topics
 ZSTD_FROM = 7
+KNOWS_ABORTABLE_FROM = 11
+ADDS_PARTITIONS_FROM = 12
 
 
 def handle_produce(broker: Broker, exchange: Exchange, frame: memoryview, body: int) -> None:
@@ -37,7 +42,7 @@ def handle_produce(broker: Broker, exchange: Exchange, frame: memoryview, body: 
         exchange.drop(f"Produce version {context.version} carries a message format that is no longer taken")
         return
     request = decode_produce(context.version, frame, body)
-    pending = _Pending(broker, exchange, request.acks, request.timeout_ms)
+    pending = _Pending(broker, exchange, request.acks, request.timeout_ms, request.transactional_id)
     for topic in request.topics:
         name, refusal = _resolve(broker, exchange, topic, request.acks, request.transactional_id)
         slot = pending.topic(topic)
@@ -63,8 +68,10 @@ def _resolve(
         return name, KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     if acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
         return name, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; it may be 0, 1 or -1")
-    if transactional_id is not None:
-        return name, KafkaError(ErrorCode.INVALID_TXN_STATE, "this broker has no transaction coordinator yet")
+    if transactional_id is not None and not exchange.context.authorize(
+        Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id
+    ):
+        return name, KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     return name, None
 
 
@@ -79,11 +86,20 @@ class _Pending:
         "_timeout_ms",
         "_timer",
         "_topics",
+        "_transactional_id",
         "_unsafe",
         "_waiting",
     )
 
-    def __init__(self, broker: Broker, exchange: Exchange, acks: int, timeout_ms: int) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        exchange: Exchange,
+        acks: int,
+        timeout_ms: int,
+        transactional_id: str | None = None,
+    ) -> None:
+        self._transactional_id = transactional_id
         self._broker = broker
         self._exchange = exchange
         self._acks = acks
@@ -120,27 +136,84 @@ class _Pending:
                     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
                     f"Produce requests below version {ZSTD_FROM} are not allowed to use ZStandard compression",
                 )
-            appended = partition.append(records, self._now_ms)
+            if is_transactional(records) and not self._is_verified(results, partition, records):
+                return
+            result, wait = self._append(partition, records)
         except KafkaError as error:
             self.refuse(results, data.partition, error)
             return
-        results.append(
-            ProduceResult(
-                data.partition,
-                ErrorCode.NONE,
-                appended.first_offset,
-                appended.log_append_time_ms,
-                appended.log_start_offset,
-            )
+        results.append(result)
+        if wait is not None:
+            self._wait(results, len(results) - 1, partition, *wait)
+
+    def _append(
+        self, partition: Partition, records: memoryview
+    ) -> tuple[ProduceResult, tuple[int, bool, bool] | None]:
+        """Append, or KafkaError; the result, and what it has to wait for, if for anything."""
+        appended = partition.append(records, self._now_ms)
+        result = ProduceResult(
+            partition.index,
+            ErrorCode.NONE,
+            appended.first_offset,
+            appended.log_append_time_ms,
+            appended.log_start_offset,
         )
         flush_due = appended.flush_due
         if flush_due:
             self._broker.flush(partition)
         if self._acks == ACKS_NONE:
-            return
-        end, replicated = appended.last_offset + 1, self._acks == ACKS_ALL
-        if not partition.is_safe(end, flush_due, replicated):
-            self._wait(results, len(results) - 1, partition, end, flush_due, replicated)
+            return result, None
+        wait = (appended.last_offset + 1, flush_due, self._acks == ACKS_ALL)
+        return result, None if partition.is_safe(*wait) else wait
+
+    def _is_verified(self, results: list[ProduceResult], partition: Partition, records: memoryview) -> bool:
+        """Whether records of a transaction may be appended at once; if not, they are once the coordinator says so."""
+        if self._transactional_id is None:
+            raise KafkaError(
+                ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+                "transactional records without a transactional id",
+            )
+        version = self._exchange.context.version
+        header = parse_header(records)
+        producer_id, epoch = header.producer_id, header.producer_epoch
+        adds = version >= ADDS_PARTITIONS_FROM
+        asked = Asked(self._transactional_id, producer_id, epoch, adds)
+        where = (partition.topic, partition.index)
+        state, verifier = partition.log.producer_state, self._broker.verifier
+        unasked = state.is_in_transaction(producer_id, epoch) or not (
+            adds or self._broker.config.transaction_partition_verification_enable
+        )
+        if unasked and not verifier.is_waiting(asked, where):
+            return True
+        guard = state.guard(producer_id)
+        kept = memoryview(bytes(records))  # the request's own memory is used again before the answer comes
+        place, at = len(self._topics) - 1, len(results)
+        results.append(ProduceResult(partition.index, ErrorCode.REQUEST_TIMED_OUT))
+        self._waiting += 1
+
+        def verified(error: ErrorCode) -> None:
+            try:
+                refusal = produce_error(error, adds, version >= KNOWS_ABORTABLE_FROM)
+                if refusal is not None:
+                    raise refusal
+                if not state.is_in_transaction(producer_id, epoch) and not state.is_guarded(
+                    producer_id, guard
+                ):
+                    raise KafkaError(
+                        ErrorCode.INVALID_TXN_STATE,
+                        "the transaction ended while its records were on their way",
+                    )
+                result, wait = self._append(self._broker.partition(*where), kept)
+            except KafkaError as failed:
+                result, wait = ProduceResult(partition.index, failed.code, message=failed.message), None
+            if not self._exchange.done:
+                results[at] = result
+                if wait is not None:
+                    self._wait(results, at, partition, *wait, place=place)
+                self._one_less()
+
+        verifier.ask(asked, where, verified)
+        return False
 
     def _wait(
         self,
@@ -150,15 +223,16 @@ class _Pending:
         end: int,
         flushed: bool,
         replicated: bool,
+        place: int | None = None,
     ) -> None:
         self._waiting += 1
-        place = (len(self._topics) - 1, at)
-        self._unsafe.add(place)
+        unsafe = (len(self._topics) - 1 if place is None else place, at)
+        self._unsafe.add(unsafe)
 
         def done(error: ErrorCode) -> None:
             if self._exchange.done:
                 return  # timed out before
-            self._unsafe.discard(place)
+            self._unsafe.discard(unsafe)
             if error is not ErrorCode.NONE:
                 results[at] = ProduceResult(results[at].partition, error)
             self._one_less()
