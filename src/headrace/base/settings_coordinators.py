@@ -21,7 +21,6 @@ _LONG, _LIST = ConfigType.LONG, ConfigType.LIST
 _LIVE = Reload.CLUSTER_WIDE
 
 CONSUMER_PROTOCOL = "the consumer group protocol"
-TRANSACTIONS = "transactions"
 
 
 @configuration
@@ -148,49 +147,43 @@ class CoordinatorConfig(Configuration):
         _INT,
         "How often transactions past their timeout are looked for.",
         bound=AtLeast(1),
-        needs=TRANSACTIONS,
     )
     transaction_max_timeout_ms: int = setting(
         900_000,
         _INT,
         "The longest timeout that a producer may ask for its transactions.",
         bound=AtLeast(1),
-        needs=TRANSACTIONS,
     )
     transaction_partition_verification_enable: bool = setting(
         True,
         _BOOLEAN,
         "Whether a partition asks the coordinator before it takes the first records of a transaction.",
         reload=_LIVE,
-        needs=TRANSACTIONS,
     )
     transaction_remove_expired_transaction_cleanup_interval_ms: int = setting(
         3_600_000,
         _INT,
         "How often expired transactional ids are looked for.",
         bound=AtLeast(1),
-        needs=TRANSACTIONS,
     )
     transaction_state_log_min_isr: int = setting(
-        2, _INT, "The min.insync.replicas of the topic of transactions.", bound=AtLeast(1), needs=TRANSACTIONS
+        2, _INT, "The min.insync.replicas of the topic of transactions.", bound=AtLeast(1)
     )
     transaction_state_log_num_partitions: int = setting(
-        50, _INT, "How many partitions the topic of transactions has.", bound=AtLeast(1), needs=TRANSACTIONS
+        50, _INT, "How many partitions the topic of transactions has.", bound=AtLeast(1)
     )
     transaction_state_log_replication_factor: int = setting(
-        3, _SHORT, "How many replicas the topic of transactions has.", bound=AtLeast(1), needs=TRANSACTIONS
+        3, _SHORT, "How many replicas the topic of transactions has.", bound=AtLeast(1)
     )
     transaction_state_log_segment_bytes: int = setting(
         100 * 1024 * 1024,
         _INT,
         "The segment size of the topic of transactions.",
         bound=AtLeast(1),
-        needs=TRANSACTIONS,
     )
     transactional_id_expiration_ms: int = setting(
         WEEK_MS,
         _INT,
         "How long an unused transactional id is remembered.",
         bound=AtLeast(1),
-        needs=TRANSACTIONS,
     )

@@ -27,6 +27,8 @@ class Write(NamedTuple):
     """Whether the machine takes up the records, by the code that a restart runs, once they are committed."""
     ahead: bool = False
     """Whether the machine has taken them up already; when they cannot be stored, it is loaded anew without them."""
+    producer: tuple[int, int] | None = None
+    """Id and epoch of the producer whose open transaction they are part of."""
 
 
 class Effects:
@@ -55,5 +57,6 @@ class Effects:
         then: Then | None = None,
         replayed: bool = False,
         ahead: bool = False,
+        producer: tuple[int, int] | None = None,
     ) -> None:
-        self.writes.append(Write(records, then, replayed, ahead))
+        self.writes.append(Write(records, then, replayed, ahead, producer))

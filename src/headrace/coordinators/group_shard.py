@@ -38,6 +38,7 @@ from headrace.coordinators.records import (
     offset_key,
     offset_value,
 )
+from headrace.coordinators.txn_offsets import PendingOffsets
 
 TOMBSTONES_A_BATCH: Final = 1000
 MINUTE_MS: Final = 60_000
@@ -66,6 +67,8 @@ class Committer(NamedTuple):
     generation: int
     retention_ms: int
     version: int
+    producer: tuple[int, int] | None = None
+    """Id and epoch of who commits as part of a transaction."""
 
 
 CommitResult = list[tuple[str, int, ErrorCode]]
@@ -80,6 +83,7 @@ class GroupShard:
         self._new_id = new_id
         self.groups: dict[str, ClassicGroup] = {}
         self.offsets = CommittedOffsets()
+        self.pending = PendingOffsets()
 
     # -- what the runtime calls ----------------------------------------------------------------------------------------
 
@@ -91,10 +95,30 @@ class GroupShard:
                 if value is not None and subject.group not in self.groups:
                     self._create(subject.group)
                 self.offsets.put(subject, None if value is None else decode_offset(value))
+                self.pending.overtake(subject)
             elif isinstance(subject, GroupKey):
                 self._replay_group(subject.group, value)
         except KafkaError as error:
             logger.error("a record of a group cannot be read", extra={"fields": {"why": error.message}})
+
+    def replay_open(self, producer_id: int, key: bytes, value: bytes | None) -> None:
+        """Take up a committed record of an open transaction: an offset that waits for its end."""
+        try:
+            subject = decode_key(key)
+            if isinstance(subject, OffsetKey) and value is not None:
+                if subject.group not in self.groups:
+                    self._create(subject.group)
+                self.pending.put(producer_id, subject, decode_offset(value))
+        except KafkaError as error:
+            logger.error("a record of a group cannot be read", extra={"fields": {"why": error.message}})
+
+    def end_transaction(self, producer_id: int, committed: bool) -> None:
+        """A producer's transaction ended here: its offsets count from now on, or never did."""
+        for key, value in list(self.pending.end(producer_id)):
+            if committed:
+                if key.group not in self.groups:
+                    self._create(key.group)
+                self.offsets.put(key, value)
 
     def _replay_group(self, group_id: str, value: bytes | None) -> None:
         if value is not None:
@@ -234,7 +258,7 @@ class GroupShard:
             done([(topic, index, code or told) for topic, index, code in results])
 
         if records:
-            out.store(records, stored, replayed=True)
+            out.store(records, stored, replayed=True, producer=who.producer)
         else:
             done(results)
 
@@ -251,14 +275,16 @@ class GroupShard:
         if who.generation < 0 and group.state is EMPTY:
             return ErrorCode.NONE
         if who.generation < 0 and not who.member_id and who.instance_id is None:
-            return ErrorCode.UNKNOWN_MEMBER_ID
+            # Older transactional producers do not say which member they commit for.
+            return ErrorCode.UNKNOWN_MEMBER_ID if who.producer is None else ErrorCode.NONE
         try:
             group.members.check(who.member_id, who.instance_id)
         except KafkaError as error:
             return error.code
         if who.generation != group.generation:
             return ErrorCode.ILLEGAL_GENERATION
-        return ErrorCode.REBALANCE_IN_PROGRESS if group.state is COMPLETING else ErrorCode.NONE
+        rebalances = group.state is COMPLETING and who.producer is None
+        return ErrorCode.REBALANCE_IN_PROGRESS if rebalances else ErrorCode.NONE
 
     def delete_offsets(
         self,
@@ -332,7 +358,8 @@ class GroupShard:
         for group in list(self.groups.values()):
             gone, none_left = expired(group, self.offsets.of(group.group_id).items(), now_ms, retention_ms)
             records += [(offset_key(group.group_id, topic, index), None) for topic, index in gone]
-            if none_left and group.state is EMPTY and not group.members.pending:
+            waits = bool(group.members.pending) or self.pending.has_group(group.group_id)
+            if none_left and group.state is EMPTY and not waits:
                 records.append((group_key(group.group_id), None))
         if records:
             logger.info("offsets expired", extra={"fields": {"tombstones": len(records)}})

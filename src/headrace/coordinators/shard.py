@@ -17,8 +17,10 @@ from headrace.base.clock import Timer
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
 from headrace.coordinators.effects import Effects, TimerKey, Write
+from headrace.records.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 from headrace.records.builder import build_batch, iter_batches, iter_records
 from headrace.replication.partition import Partition
+from headrace.storage.markers import EndTransactionMarker, parse_marker
 
 LOAD_BYTES_A_TURN: Final = 1 << 18
 RECORD_OVERHEAD_BYTES_MAX: Final = 32
@@ -31,6 +33,14 @@ class Machine(Protocol):
     """A coordinator's state machine."""
 
     def replay(self, key: bytes, value: bytes | None) -> None: ...
+
+    def replay_open(self, producer_id: int, key: bytes, value: bytes | None) -> None:
+        """Take up a committed record of a transaction that is open."""
+        ...
+
+    def end_transaction(self, producer_id: int, committed: bool) -> None:
+        """A committed marker says how the producer's open transaction ended."""
+        ...
 
     def loaded(self, now_ms: int, out: Effects) -> None: ...
 
@@ -123,10 +133,15 @@ class Shard(Generic[M]):
             data = log.read(offset, LOAD_BYTES_A_TURN, max_offset=end).read()
             next_offset = end
             for header, batch in iter_batches(data, check_crc=False):
-                if not header.is_control:
-                    for record in iter_records(batch):
-                        if record.key is not None and record.offset >= offset:
-                            self.machine.replay(record.key, record.value)
+                for record in iter_records(batch):
+                    if record.key is None or record.offset < offset:
+                        continue
+                    if header.is_control:
+                        self._end_transaction(header.producer_id, parse_marker(record.key, record.value))
+                    elif header.is_transactional:
+                        self.machine.replay_open(header.producer_id, record.key, record.value)
+                    else:
+                        self.machine.replay(record.key, record.value)
                 next_offset = header.next_offset
             offset = next_offset
         self._loaded_to = offset
@@ -136,6 +151,10 @@ class Shard(Generic[M]):
             self.active = True
             self.run(lambda machine, now_ms, out: machine.loaded(now_ms, out))
         return False
+
+    def _end_transaction(self, producer_id: int, marker: EndTransactionMarker | None) -> None:
+        if marker is not None and not self.closed:
+            self.machine.end_transaction(producer_id, marker.committed)
 
     def close(self, error: ErrorCode) -> None:
         """Give the partition up."""
@@ -205,7 +224,14 @@ class Shard(Generic[M]):
         try:
             now_ms = self._world.now_ms()
             records = [(now_ms, key, value, ()) for write in writes for key, value in write.records]
-            batch = build_batch(records, compression=self._world.compression())
+            producer = writes[0].producer
+            batch = build_batch(
+                records,
+                compression=self._world.compression(),
+                producer_id=NO_PRODUCER_ID if producer is None else producer[0],
+                producer_epoch=NO_PRODUCER_EPOCH if producer is None else producer[1],
+                transactional=producer is not None,
+            )
             if len(batch) > partition.log.config.max_message_bytes:
                 raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{len(batch)} bytes of records at once")
             if self.closed:  # a batch before this one could not be stored
@@ -247,7 +273,10 @@ class Shard(Generic[M]):
         for write in writes:
             if write.replayed and not self.closed:
                 for key, value in write.records:
-                    self.machine.replay(key, value)
+                    if write.producer is None:
+                        self.machine.replay(key, value)
+                    else:
+                        self.machine.replay_open(write.producer[0], key, value)
             if telling and write.then is not None:
                 self._told(write, ErrorCode.NONE)
 
@@ -268,6 +297,27 @@ class Shard(Generic[M]):
             out = Effects()
             write.then(error, self._world.now_ms(), out)
             self._carry_out(out)
+
+    def append_marker(
+        self, batch: bytes, producer_id: int, marker: EndTransactionMarker, done: Callable[[ErrorCode], None]
+    ) -> None:
+        """Append the control batch that ends a producer's transaction; told when it is committed and has its effect."""
+        self._store_queued()  # what came before the marker must not come after it
+        partition = self._partition()
+        appended = partition.append_from_coordinator(batch, self._world.now_ms())
+        end = appended.last_offset + 1
+
+        def committed(error: ErrorCode) -> None:
+            if error is ErrorCode.NONE:
+                self._end_transaction(producer_id, marker)
+            done(error)
+
+        if appended.flush_due:
+            self._world.flush(partition)
+        if partition.is_safe(end, appended.flush_due, True):
+            committed(ErrorCode.NONE)
+        else:
+            partition.when_safe(end, appended.flush_due, True, committed)
 
     # -- timers --------------------------------------------------------------------------------------------------------
 
@@ -297,14 +347,17 @@ class Shard(Generic[M]):
 
 
 def _batches(writes: Sequence[Write], bytes_max: int) -> Iterator[list[Write]]:
-    """The writes in order, as many together as surely fit into a batch. A write is never split."""
+    """The writes in order, as many together as surely fit into a batch. A write is never split.
+
+    A transaction has its own batches: their headers say whose it is.
+    """
     gathered: list[Write] = []
     size = 0
     for write in writes:
         more = 0
         for key, value in write.records:
             more += len(key) + (0 if value is None else len(value)) + RECORD_OVERHEAD_BYTES_MAX
-        if gathered and size + more > bytes_max:
+        if gathered and (size + more > bytes_max or write.producer != gathered[0].producer):
             yield gathered
             gathered, size = [], 0
         gathered.append(write)

@@ -113,6 +113,12 @@ class TransactionShard:
         except KafkaError as error:
             logger.error("a record of a transaction cannot be read", extra={"fields": {"why": error.message}})
 
+    def replay_open(self, producer_id: int, key: bytes, value: bytes | None) -> None:
+        """Records of transactions are not written in transactions: one that says so is passed over."""
+
+    def end_transaction(self, producer_id: int, committed: bool) -> None:
+        """As `replay_open`."""
+
     def loaded(self, now_ms: int, out: Effects) -> None:
         """Go on with what the coordinator before this one had decided and not finished."""
         for metadata in self.transactions.values():

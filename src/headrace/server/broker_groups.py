@@ -19,6 +19,7 @@ from headrace.coordinators.membership import JoinRequest
 from headrace.coordinators.records import OffsetValue
 from headrace.coordinators.runtime import CoordinatorRuntime, Shard
 from headrace.server.broker_coordinators import BrokerWorld, Later, ask
+from headrace.storage.markers import EndTransactionMarker
 
 if TYPE_CHECKING:
     from headrace.server.broker import Broker
@@ -134,6 +135,21 @@ class GroupCoordinator:
 
     def offsets(self, group_id: str) -> dict[tuple[str, int], OffsetValue]:
         return self._shard(group_id).machine.offsets.of(group_id)
+
+    def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
+        """Whether an open transaction may change an offset."""
+        return self._shard(group_id).machine.pending.is_pending(group_id, topic, partition)
+
+    def append_marker(
+        self,
+        index: int,
+        batch: bytes,
+        producer_id: int,
+        marker: EndTransactionMarker,
+        done: Callable[[ErrorCode], None],
+    ) -> None:
+        """End a producer's transaction in one partition of the internal topic."""
+        self._runtime.shard(index).append_marker(batch, producer_id, marker, done)
 
     def delete_offsets(
         self, group_id: str, partitions: Sequence[tuple[str, int]]

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from headrace.base.errors import ErrorCode, KafkaError
+from headrace.cluster.names import CONSUMER_OFFSETS_TOPIC
 from headrace.coordinators.txn_metadata import Partition as Where
 from headrace.coordinators.txn_shard import Markers
 from headrace.records.batch import parse_header
@@ -51,7 +52,10 @@ def write_marker(broker: "Broker", wanted: MarkerWrite, done: Done) -> None:
         partition.log.producer_state.check_marker(
             parse_header(batch), marker, transaction_version=transaction_version
         )
-        _append(broker, partition, batch, done)
+        if topic == CONSUMER_OFFSETS_TOPIC:
+            broker.groups.append_marker(index, batch, producer[0], marker, done)
+        else:
+            _append(broker, partition, batch, done)
     except KafkaError as error:
         done(error.code)
 

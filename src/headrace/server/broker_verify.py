@@ -7,14 +7,16 @@ a transaction is under way; those who ask about the same partition of it are ans
 they asked, so that a producer's batches keep their order; each is answered once. Produce and TxnOffsetCommit call it.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from headrace.base.errors import ErrorCode, KafkaError
-from headrace.cluster.names import TRANSACTION_STATE_TOPIC
+from headrace.cluster.names import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from headrace.coordinators.txn_metadata import VERSION_2, Partition
 from headrace.server.broker_coordinators import coordinator_of
 from headrace.server.broker_markers import ask_peer
+from headrace.storage.producer_state import ProducerState
 from headrace.wire.apis import Api
 from headrace.wire.messages import Message
 
@@ -200,3 +202,30 @@ def produce_error(error: ErrorCode, adds: bool, knows_abortable: bool) -> KafkaE
     if error is ErrorCode.TRANSACTION_ABORTABLE and not knows_abortable:
         error = ErrorCode.INVALID_TXN_STATE
     return KafkaError(error, "Partition was not added to the transaction")
+
+
+async def verified_offsets(
+    broker: "Broker", asked: Asked, index: int, state: ProducerState, knows_abortable: bool
+) -> ErrorCode:
+    """Whether offsets may be stored as part of a transaction in a partition of the topic of offsets."""
+    unasked = state.is_in_transaction(asked.producer_id, asked.epoch) or not (
+        asked.adds or broker.config.transaction_partition_verification_enable
+    )
+    if unasked:
+        return ErrorCode.NONE
+    guard = state.guard(asked.producer_id)
+    answer: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+    broker.verifier.ask(asked, (CONSUMER_OFFSETS_TOPIC, index), answer.set_result)
+    error = await answer
+    if error is ErrorCode.NONE:
+        still = state.is_in_transaction(asked.producer_id, asked.epoch)
+        return error if still or state.is_guarded(asked.producer_id, guard) else ErrorCode.INVALID_TXN_STATE
+    if error is ErrorCode.CONCURRENT_TRANSACTIONS and asked.adds:
+        return error
+    if error in _RETRIABLE:
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    if error is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if error is ErrorCode.TRANSACTION_ABORTABLE and not knows_abortable:
+        return ErrorCode.INVALID_TXN_STATE
+    return error

@@ -37,6 +37,7 @@ from headrace.server.handlers import (
     offsets,
     topics,
     txn,
+    txn_offsets,
 )
 from headrace.server.handlers.fetch import handle_fetch
 from headrace.server.handlers.produce import handle_produce
@@ -61,6 +62,7 @@ HANDLERS: dict[Api, Handler] = {
     **groups.HANDLERS,
     **group_offsets.HANDLERS,
     **txn.HANDLERS,
+    **txn_offsets.HANDLERS,
 }
 WILDCARDS = ("", "0.0.0.0", "::")
 DIRECT: dict[Api, DirectHandler] = {Api.PRODUCE: handle_produce, Api.FETCH: handle_fetch}

@@ -127,6 +127,7 @@ SUPPORTED: dict[Api, tuple[int, int]] = {
     Api.ADD_OFFSETS_TO_TXN: (0, 4),
     Api.END_TXN: (0, 5),
     Api.WRITE_TXN_MARKERS: (1, 2),
+    Api.TXN_OFFSET_COMMIT: (0, 5),
     Api.DESCRIBE_CONFIGS: (1, 4),
     Api.ALTER_CONFIGS: (0, 2),
     Api.DESCRIBE_LOG_DIRS: (1, 5),

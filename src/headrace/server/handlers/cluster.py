@@ -223,11 +223,13 @@ def _auto_topic(broker: Broker, name: str) -> NewTopic:
         partitions = config.transaction_state_log_num_partitions
     else:
         return NewTopic(name)
-    settings = (
+    settings: tuple[tuple[str, str], ...] = (
         ("cleanup.policy", "compact"),
         ("compression.type", "producer"),
         ("segment.bytes", str(segment_bytes)),
     )
+    if name == TRANSACTION_STATE_TOPIC:
+        settings += (("min.insync.replicas", str(config.transaction_state_log_min_isr)),)
     return NewTopic(name, partitions, replicas, (), settings)
 
 

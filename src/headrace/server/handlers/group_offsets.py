@@ -5,7 +5,8 @@ answers when it is stored; what is refused for one partition does not keep the o
 answers at once, with what is committed: offset -1 without an error where nothing is, which sends a consumer to its
 `auto.offset.reset`. Consumers that assign partitions to themselves commit without a generation and need no group.
 Versions: OffsetFetch asks for one group before 8, for many from then on, and for all partitions with null; topics
-by id from 10 on, in both. Left out: `require_stable` finds nothing unstable until there are transactions.
+by id from 10 on, in both. TxnOffsetCommit stores offsets that count when their
+transaction is committed; until then a fetch that requires stable offsets gets UNSTABLE_OFFSET_COMMIT for them.
 """
 
 from collections.abc import Awaitable, Iterable, Mapping
@@ -35,8 +36,32 @@ STRING_BYTES_MAX = 32_767
 
 def handle_offset_commit(broker: Broker, context: RequestContext, request: Message) -> Body | Awaitable[Body]:
     """Store how far a group has read."""
-    by_id = context.version >= TOPIC_IDS_FROM
-    refusal = _refusal(context, request.group_id)
+    return commit_offsets(
+        broker,
+        context,
+        request,
+        Committer(
+            request.group_id,
+            request.member_id,
+            request.group_instance_id,
+            request.generation_id_or_member_epoch,
+            request.retention_time_ms,
+            context.version,
+        ),
+        by_id=context.version >= TOPIC_IDS_FROM,
+    )
+
+
+def commit_offsets(
+    broker: Broker,
+    context: RequestContext,
+    request: Message,
+    who: Committer,
+    by_id: bool = False,
+    refusal: ErrorCode = ErrorCode.NONE,
+) -> Body | Awaitable[Body]:
+    """Commit for a group what can be, and tell of each partition; nothing but `refusal` if there is one."""
+    refusal = refusal or _refusal(context, who.group_id)
     commits: list[Commit] = []
     errors: dict[tuple[str | bytes, int], ErrorCode] = {}
     names: dict[str, str | bytes] = {}
@@ -59,23 +84,15 @@ def handle_offset_commit(broker: Broker, context: RequestContext, request: Messa
                     Commit(name, index, each.committed_offset, each.committed_leader_epoch, metadata)
                 )
     if not commits:
-        return _committed(context, request, errors)
-    who = Committer(
-        request.group_id,
-        request.member_id,
-        request.group_instance_id,
-        request.generation_id_or_member_epoch,
-        request.retention_time_ms,
-        context.version,
-    )
+        return _committed(context, request, errors, by_id)
     try:
         answer = broker.groups.commit(who, commits)
     except KafkaError as refused:
         answer = [(each.topic, each.partition, refused.code) for each in commits]
     if isinstance(answer, list):
         errors.update({(names[name], index): code for name, index, code in answer})
-        return _committed(context, request, errors)
-    return _committed_later(context, request, errors, names, answer)
+        return _committed(context, request, errors, by_id)
+    return _committed_later(context, request, errors, names, answer, by_id)
 
 
 async def _committed_later(
@@ -84,9 +101,10 @@ async def _committed_later(
     errors: dict[tuple[str | bytes, int], ErrorCode],
     names: Mapping[str, str | bytes],
     answer: Awaitable[CommitResult],
+    by_id: bool,
 ) -> Body:
     errors.update({(names[name], index): code for name, index, code in await answer})
-    return _committed(context, request, errors)
+    return _committed(context, request, errors, by_id)
 
 
 def _refusal(context: RequestContext, group_id: str) -> ErrorCode:
@@ -105,13 +123,14 @@ def _topic_error(context: RequestContext, found: TopicImage | None, topic: Messa
 
 
 def _committed(
-    context: RequestContext, request: Message, errors: Mapping[tuple[str | bytes, int], ErrorCode]
+    context: RequestContext,
+    request: Message,
+    errors: Mapping[tuple[str | bytes, int], ErrorCode],
+    by_id: bool,
 ) -> Body:
-    by_id = context.version >= TOPIC_IDS_FROM
     topics = [
         {
-            "name": topic.name,
-            "topic_id": topic.topic_id,
+            **({"topic_id": topic.topic_id} if by_id else {"name": topic.name}),
             "partitions": [
                 {
                     "partition_index": each.partition_index,
@@ -131,9 +150,12 @@ def _committed(
 def handle_offset_fetch(broker: Broker, context: RequestContext, request: Message) -> Body:
     """The committed offsets of groups."""
     if context.version >= GROUPS_FROM:
-        groups = [_group(broker, context, group.group_id, group.topics) for group in request.groups]
+        groups = [
+            _group(broker, context, group.group_id, group.topics, request.require_stable)
+            for group in request.groups
+        ]
         return {"throttle_time_ms": context.throttle_ms, "groups": groups}
-    answer = _group(broker, context, request.group_id, request.topics)
+    answer = _group(broker, context, request.group_id, request.topics, request.require_stable)
     del answer["group_id"]
     for topic in answer["topics"]:
         del topic["topic_id"]
@@ -141,7 +163,11 @@ def handle_offset_fetch(broker: Broker, context: RequestContext, request: Messag
 
 
 def _group(
-    broker: Broker, context: RequestContext, group_id: str, topics: list[Message] | None
+    broker: Broker,
+    context: RequestContext,
+    group_id: str,
+    topics: list[Message] | None,
+    require_stable: bool,
 ) -> dict[str, Any]:
     error = ErrorCode.NONE
     offsets: Mapping[tuple[str, int], OffsetValue] = {}
@@ -158,7 +184,20 @@ def _group(
         answers = _all_topics(broker, context, offsets)
     else:
         answers = [_topic(broker, context, topic, offsets, error) for topic in topics]
+    if require_stable and error is ErrorCode.NONE:
+        _hide_unstable(broker, group_id, answers)
     return {"group_id": group_id, "topics": answers, "error_code": ErrorCode.NONE}
+
+
+def _hide_unstable(broker: Broker, group_id: str, answers: list[dict[str, Any]]) -> None:
+    """An offset that an open transaction may change is not told: the consumer asks again until that has ended."""
+    for topic in answers:
+        for number, each in enumerate(topic["partitions"]):
+            index = each["partition_index"]
+            if each["error_code"] is ErrorCode.NONE and broker.groups.is_pending(
+                group_id, topic["name"], index
+            ):
+                topic["partitions"][number] = _offset(index, None, ErrorCode.UNSTABLE_OFFSET_COMMIT)
 
 
 def _all_topics(
