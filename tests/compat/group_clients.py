@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from tests.compat.samples import QUIET, WAIT_S
 
@@ -60,6 +60,8 @@ class Member:
 
 
 class Confluent(Member):
+    timing: ClassVar[dict[str, Any]] = {"session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": 300}
+
     def consume(self) -> None:
         from confluent_kafka import Consumer, KafkaException
 
@@ -69,8 +71,7 @@ class Confluent(Member):
                 "bootstrap.servers": self.bootstrap,
                 "group.id": self.group,
                 "auto.offset.reset": "earliest",
-                "session.timeout.ms": SESSION_MS,
-                "heartbeat.interval.ms": 300,
+                **self.timing,
                 **self.config,
             }
         )
@@ -88,6 +89,12 @@ class Confluent(Member):
                 self.seen.append((message.partition(), message.offset()))
         finally:
             consumer.close()
+
+
+class ConfluentConsumer(Confluent):
+    """Speaks the consumer protocol, in which the broker says how often it is to report."""
+
+    timing: ClassVar[dict[str, Any]] = {"group.protocol": "consumer"}
 
 
 class KafkaPython(Member):
@@ -140,7 +147,7 @@ class Aiokafka(Member):
             await consumer.stop()
 
 
-MEMBERS: dict[str, Callable[..., Member]] = {
+MEMBERS: dict[str, type[Member]] = {
     "confluent": Confluent,
     "kafka-python": KafkaPython,
     "aiokafka": Aiokafka,

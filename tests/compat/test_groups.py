@@ -10,19 +10,25 @@ import pytest
 
 from headrace.testing import Broker
 from tests.compat.clients import produce_confluent
-from tests.compat.group_clients import MEMBERS, Confluent, Member, wait_until
+from tests.compat.group_clients import MEMBERS, Confluent, ConfluentConsumer, Member, wait_until
 from tests.compat.samples import QUIET, WAIT_S, Sample
 
 MakeTopic = Callable[..., str]
 PARTITIONS = 4
 ALL = set(range(PARTITIONS))
+QUICK = {
+    "group.initial.rebalance.delay.ms": 0,
+    "group.consumer.min.heartbeat.interval.ms": 100,
+    "group.consumer.heartbeat.interval.ms": 200,
+}
+FAMILIES: dict[str, type[Member]] = {**MEMBERS, "confluent-consumer": ConfluentConsumer}
 
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker on disk whose first rebalances do not wait for more members."""
     data = tmp_path_factory.mktemp("groups")
-    with Broker(data_dir=data, settings={"group.initial.rebalance.delay.ms": 0}) as broker:
+    with Broker(data_dir=data, settings=QUICK) as broker:
         yield broker
 
 
@@ -59,9 +65,14 @@ ASSIGNORS = [
     ("confluent", {"partition.assignment.strategy": "range"}),
     ("confluent", {"partition.assignment.strategy": "roundrobin"}),
     ("confluent", {"partition.assignment.strategy": "cooperative-sticky"}),
+    ("confluent-consumer", {}),
+    ("confluent-consumer", {"group.remote.assignor": "range"}),
     ("kafka-python", {}),
     ("aiokafka", {}),
 ]
+
+
+BOTH = pytest.mark.parametrize("family", [Confluent, ConfluentConsumer], ids=["classic", "consumer"])
 
 
 @pytest.mark.parametrize(("client", "config"), ASSIGNORS)
@@ -69,9 +80,9 @@ def test_two_members_share_the_partitions_and_one_takes_over(
     client: str, config: dict[str, str], quick: Broker
 ) -> None:
     topic, group = topic_with(quick.bootstrap, 40), new_group()
-    with MEMBERS[client](quick.bootstrap, group, topic, **config) as first:
+    with FAMILIES[client](quick.bootstrap, group, topic, **config) as first:
         wait_until(lambda: first.held == ALL, "the only member holds all", first)
-        second = MEMBERS[client](quick.bootstrap, group, topic, **config)
+        second = FAMILIES[client](quick.bootstrap, group, topic, **config)
         with second:
             wait_until(
                 lambda: len(first.held) == len(second.held) == 2 and first.held | second.held == ALL,
@@ -108,11 +119,11 @@ def test_members_of_different_families_share_a_group(quick: Broker) -> None:
         )
 
 
-@pytest.mark.parametrize("client", MEMBERS)
+@pytest.mark.parametrize("client", FAMILIES)
 @pytest.mark.parametrize("kill", [False, True], ids=["restart", "kill"])
 def test_a_group_goes_on_after_the_broker_comes_back(client: str, kill: bool, quick: Broker) -> None:
     topic, group = topic_with(quick.bootstrap, 40), new_group()
-    with MEMBERS[client](quick.bootstrap, group, topic) as before:
+    with FAMILIES[client](quick.bootstrap, group, topic) as before:
         wait_until(lambda: len(set(before.seen)) == 40, "the first half is read", before)
     assert committed(quick.bootstrap, group, topic) == [10] * PARTITIONS
     if kill:
@@ -123,14 +134,15 @@ def test_a_group_goes_on_after_the_broker_comes_back(client: str, kill: bool, qu
     assert committed(quick.bootstrap, group, topic) == [10] * PARTITIONS
     samples = [Sample(None, b"later")] * 5
     produce_confluent(quick.bootstrap, topic, samples, 0)
-    with MEMBERS[client](quick.bootstrap, group, topic) as after:
+    with FAMILIES[client](quick.bootstrap, group, topic) as after:
         wait_until(lambda: len(after.seen) == 5, "the rest is read", after)
         assert after.seen == [(0, offset) for offset in range(10, 15)]
 
 
-def test_a_member_stays_through_a_kill_of_the_broker(quick: Broker) -> None:
+@BOTH
+def test_a_member_stays_through_a_kill_of_the_broker(quick: Broker, family: type[Member]) -> None:
     topic, group = topic_with(quick.bootstrap, 40), new_group()
-    with Confluent(quick.bootstrap, group, topic) as member:
+    with family(quick.bootstrap, group, topic) as member:
         wait_until(lambda: len(set(member.seen)) == 40, "all is read", member)
         quick.kill()
         quick.start()
@@ -139,28 +151,31 @@ def test_a_member_stays_through_a_kill_of_the_broker(quick: Broker) -> None:
     assert committed(quick.bootstrap, group, topic) == [15, 10, 10, 10]
 
 
-def test_a_static_member_restarts_without_a_rebalance(quick: Broker) -> None:
+@BOTH
+def test_a_static_member_restarts_without_a_rebalance(quick: Broker, family: type[Member]) -> None:
     topic, group = topic_with(quick.bootstrap, 40), new_group()
-    with Confluent(quick.bootstrap, group, topic, **{"group.instance.id": "other"}) as other:
-        first = Confluent(quick.bootstrap, group, topic, **{"group.instance.id": "one"})
+    with family(quick.bootstrap, group, topic, **{"group.instance.id": "other"}) as other:
+        first = family(quick.bootstrap, group, topic, **{"group.instance.id": "one"})
         with first:
             wait_until(lambda: len(first.held) == len(other.held) == 2, "two share", first, other)
         held, others = first.held, other.held
-        with Confluent(quick.bootstrap, group, topic, **{"group.instance.id": "one"}) as again:
+        with family(quick.bootstrap, group, topic, **{"group.instance.id": "one"}) as again:
             wait_until(lambda: again.held == held, "it has its partitions back", again, other)
             assert other.held == others
 
 
-def test_the_admin_sees_groups_and_deletes_them(quick: Broker) -> None:
+@BOTH
+def test_the_admin_sees_groups_and_deletes_them(quick: Broker, family: type[Member]) -> None:
     from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
     from confluent_kafka.admin import AdminClient
 
     topic, group = topic_with(quick.bootstrap, 40), new_group()
     admin = AdminClient({**QUIET, "bootstrap.servers": quick.bootstrap})
-    with Confluent(quick.bootstrap, group, topic, **{"client.id": "reader"}) as member:
+    with family(quick.bootstrap, group, topic, **{"client.id": "reader"}) as member:
         wait_until(lambda: len(set(member.seen)) == 40, "all is read", member)
         described = admin.describe_consumer_groups([group])[group].result(WAIT_S)
-        assert (described.state.name, described.partition_assignor) == ("STABLE", "range")
+        assignor = "range" if family is Confluent else "uniform"
+        assert (described.state.name, described.partition_assignor) == ("STABLE", assignor)
         [one] = described.members
         assert one.client_id == "reader"
         assert {each.partition for each in one.assignment.topic_partitions} == ALL

@@ -20,8 +20,6 @@ _BOOLEAN, _STRING, _INT, _SHORT = ConfigType.BOOLEAN, ConfigType.STRING, ConfigT
 _LONG, _LIST = ConfigType.LONG, ConfigType.LIST
 _LIVE = Reload.CLUSTER_WIDE
 
-CONSUMER_PROTOCOL = "the consumer group protocol"
-
 
 @configuration
 class CoordinatorConfig(Configuration):
@@ -32,70 +30,62 @@ class CoordinatorConfig(Configuration):
         ("uniform", "range"),
         _LIST,
         "The assignors a group of the consumer protocol may choose from; the first is the default.",
-        needs=CONSUMER_PROTOCOL,
+        bound=EachOf(("uniform", "range")),
     )
     group_consumer_heartbeat_interval_ms: int = setting(
         5000,
         _INT,
         "How often members of a consumer-protocol group report.",
         bound=AtLeast(1),
-        needs=CONSUMER_PROTOCOL,
     )
     group_consumer_max_heartbeat_interval_ms: int = setting(
         15_000,
         _INT,
         "The longest heartbeat interval that a group may be given.",
         bound=AtLeast(1),
-        needs=CONSUMER_PROTOCOL,
     )
     group_consumer_max_session_timeout_ms: int = setting(
         60_000,
         _INT,
         "The longest session timeout that a group may be given.",
         bound=AtLeast(1),
-        needs=CONSUMER_PROTOCOL,
     )
     group_consumer_max_size: int = setting(
         INT_MAX,
         _INT,
         "How many members a group of the consumer protocol takes.",
         bound=AtLeast(1),
-        needs=CONSUMER_PROTOCOL,
     )
     group_consumer_migration_policy: str = setting(
         "bidirectional",
         _STRING,
         "Whether groups may move between the classic and the consumer protocol while they are in use.",
         bound=OneOf(("bidirectional", "upgrade", "downgrade", "disabled")),
-        needs=CONSUMER_PROTOCOL,
+        needs="groups that change their protocol",
     )
     group_consumer_min_heartbeat_interval_ms: int = setting(
         5000,
         _INT,
         "The shortest heartbeat interval that a group may be given.",
         bound=AtLeast(1),
-        needs=CONSUMER_PROTOCOL,
     )
     group_consumer_min_session_timeout_ms: int = setting(
         45_000,
         _INT,
         "The shortest session timeout that a group may be given.",
         bound=AtLeast(1),
-        needs=CONSUMER_PROTOCOL,
     )
     group_consumer_session_timeout_ms: int = setting(
         45_000,
         _INT,
         "How long a member of a consumer-protocol group may be silent before it is taken out.",
         bound=AtLeast(1),
-        needs=CONSUMER_PROTOCOL,
     )
     group_coordinator_rebalance_protocols: tuple[str, ...] = setting(
         ("classic", "consumer"),
         _LIST,
         "The group protocols that are served.",
         bound=EachOf(("consumer", "classic")),
-        needs=CONSUMER_PROTOCOL,
     )
     group_initial_rebalance_delay_ms: int = setting(
         3000,

@@ -4,7 +4,6 @@ Declared like those of topics and brokers. A group inherits from the broker's `g
 may be given are broker settings too. Keys of group kinds that Headrace does not serve are not declared.
 """
 
-from headrace.base.settings_coordinators import CONSUMER_PROTOCOL
 from headrace.base.settings_types import (
     AtLeast,
     ConfigType,
@@ -28,7 +27,6 @@ class GroupConfig(Configuration):
         "How often members of the group report.",
         bound=AtLeast(1),
         synonyms=("group.consumer.heartbeat.interval.ms",),
-        needs=CONSUMER_PROTOCOL,
     )
     consumer_session_timeout_ms: int = setting(
         45_000,
@@ -36,7 +34,6 @@ class GroupConfig(Configuration):
         "How long a member of the group may be silent before it is taken out.",
         bound=AtLeast(1),
         synonyms=("group.consumer.session.timeout.ms",),
-        needs=CONSUMER_PROTOCOL,
     )
 
 

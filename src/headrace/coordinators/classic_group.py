@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Final
 
 from headrace.base.errors import ErrorCode, KafkaError
+from headrace.coordinators.committing import Committer
 from headrace.coordinators.effects import Effects, Ticket
 from headrace.coordinators.group_states import (
     COMPLETING,
@@ -31,7 +32,7 @@ from headrace.coordinators.group_states import (
     sync_error,
 )
 from headrace.coordinators.membership import JoinRequest, Member
-from headrace.coordinators.rebalance import Rebalancing
+from headrace.coordinators.rebalance import CONSUMER, Rebalancing
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 300_000
 """How long a join of a new member may wait: it cannot heartbeat, and nobody would notice that it is gone."""
@@ -296,6 +297,32 @@ class ClassicGroup(Rebalancing):
             return ErrorCode.UNKNOWN_MEMBER_ID if not member_id else error.code
         self._put_out(member, out)
         return ErrorCode.NONE
+
+    # -- offsets -------------------------------------------------------------------------------------------------------
+
+    def check_committer(self, who: Committer) -> ErrorCode:
+        """Whether who commits may do so."""
+        if self.state is DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if who.generation < 0 and self.state is EMPTY:
+            return ErrorCode.NONE
+        if who.generation < 0 and not who.member_id and who.instance_id is None:
+            # Older transactional producers do not say which member they commit for.
+            return ErrorCode.UNKNOWN_MEMBER_ID if who.producer is None else ErrorCode.NONE
+        try:
+            self.members.check(who.member_id, who.instance_id)
+        except KafkaError as error:
+            return error.code
+        if who.generation != self.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        rebalances = self.state is COMPLETING and who.producer is None
+        return ErrorCode.REBALANCE_IN_PROGRESS if rebalances else ErrorCode.NONE
+
+    def subscribes_to(self, topic: str) -> bool:
+        """Whether members read a topic, or it cannot be known that they do not."""
+        if self.topics is None:
+            return self.protocol_type == CONSUMER and len(self.members) > 0
+        return topic in self.topics
 
     def touch(self, member_id: str, out: Effects) -> None:
         """A commit shows that its member lives."""

@@ -7,15 +7,19 @@ group. Pure; the runtime calls it and holds one for each partition that this bro
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
 from headrace.base.settings import BrokerConfig
+from headrace.cluster.image import EMPTY as NO_TOPICS
+from headrace.cluster.image import ClusterImage
 from headrace.coordinators.classic_group import ClassicGroup
-from headrace.coordinators.effects import Effects, Record, Ticket, TimerKey
+from headrace.coordinators.committing import Commit, CommitResult, Committer
+from headrace.coordinators.consumer_group import JOIN, ConsumerGroup, HeartbeatRequest
+from headrace.coordinators.consumer_records import ConsumerKey, Kind, decode_consumer_key
+from headrace.coordinators.effects import Effects, Record, Ticket, TimerKey, Write
 from headrace.coordinators.group_states import (
-    COMPLETING,
     DEAD,
     EMPTY,
     STABLE,
@@ -48,40 +52,23 @@ GROUP_NOT_FOUND_FROM_COMMIT_VERSION: Final = 9
 logger = get_logger(__name__)
 
 
-class Commit(NamedTuple):
-    """One offset that a client wants to commit."""
-
-    topic: str
-    partition: int
-    offset: int
-    leader_epoch: int
-    metadata: str
-
-
-class Committer(NamedTuple):
-    """Who commits."""
-
-    group_id: str
-    member_id: str
-    instance_id: str | None
-    generation: int
-    retention_ms: int
-    version: int
-    producer: tuple[int, int] | None = None
-    """Id and epoch of who commits as part of a transaction."""
-
-
-CommitResult = list[tuple[str, int, ErrorCode]]
+Group: TypeAlias = ClassicGroup | ConsumerGroup
 LeaveResult = list[tuple[str, str | None, ErrorCode]]
 
 
 class GroupShard:
     """The state machine of one partition."""
 
-    def __init__(self, config: Callable[[], BrokerConfig], new_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        config: Callable[[], BrokerConfig],
+        new_id: Callable[[], str],
+        image: Callable[[], ClusterImage] = lambda: NO_TOPICS,
+    ) -> None:
         self._config = config
         self._new_id = new_id
-        self.groups: dict[str, ClassicGroup] = {}
+        self._image = image
+        self.groups: dict[str, Group] = {}
         self.offsets = CommittedOffsets()
         self.pending = PendingOffsets()
 
@@ -98,6 +85,8 @@ class GroupShard:
                 self.pending.overtake(subject)
             elif isinstance(subject, GroupKey):
                 self._replay_group(subject.group, value)
+            elif (consumers := decode_consumer_key(key)) is not None:
+                self._replay_consumers(consumers, value)
         except KafkaError as error:
             logger.error("a record of a group cannot be read", extra={"fields": {"why": error.message}})
 
@@ -126,8 +115,22 @@ class GroupShard:
             return
         group = self.groups.get(group_id)
         # Somebody may have joined while the tombstone was on its way: then the next generation is stored over it.
-        if group is not None and group.state is EMPTY and not group.members.pending:
+        if isinstance(group, ClassicGroup) and group.state is EMPTY and not group.members.pending:
             del self.groups[group_id]
+
+    def _replay_consumers(self, key: ConsumerKey, value: bytes | None) -> None:
+        group = self.groups.get(key.group)
+        if key.kind is Kind.EPOCH and value is None:
+            if isinstance(group, ConsumerGroup) and not group.members:
+                del self.groups[key.group]
+                if self.offsets.of(key.group):
+                    self._create(key.group)
+            return
+        if not isinstance(group, ConsumerGroup):
+            if value is None:
+                return
+            group = self.groups[key.group] = ConsumerGroup(key.group, self._config, self._image)
+        group.replay(key.kind, key.name, value)
 
     def loaded(self, now_ms: int, out: Effects) -> None:
         for group in self.groups.values():
@@ -146,8 +149,12 @@ class GroupShard:
             out.start(CLEANUP, self._config().offsets_retention_check_interval_ms)
             return
         group = self.groups.get(key[0])
-        if group is not None:
+        if isinstance(group, ClassicGroup):
             group.on_timer(key, now_ms, out)
+        elif group is not None and group.is_overdue(key):
+            records: list[Record] = []
+            group.put_out(key[2], now_ms, records, out)
+            group.answer(None, {}, records, out)
 
     def _create(self, group_id: str) -> ClassicGroup:
         made = self.groups[group_id] = ClassicGroup(group_id, self._config, self._new_id)
@@ -162,6 +169,12 @@ class GroupShard:
             out.reply(ticket, join_error(ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id))
             return
         group = self.groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            if group.members:
+                out.reply(ticket, join_error(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
+                return
+            self._bury(group.tombstones(), lambda error: None, out)
+            group = None
         if group is None:
             if request.member_id:
                 out.reply(ticket, join_error(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))
@@ -187,7 +200,7 @@ class GroupShard:
         out: Effects,
     ) -> None:
         group = self.groups.get(group_id)
-        if group is None:
+        if not isinstance(group, ClassicGroup):
             out.reply(ticket, sync_error(ErrorCode.UNKNOWN_MEMBER_ID))
             return
         group.sync(
@@ -198,7 +211,7 @@ class GroupShard:
         self, group_id: str, member_id: str, instance_id: str | None, generation: int, out: Effects
     ) -> ErrorCode:
         group = self.groups.get(group_id)
-        if group is None:
+        if not isinstance(group, ClassicGroup):
             return ErrorCode.UNKNOWN_MEMBER_ID
         return group.heartbeat(member_id, instance_id, generation, out)
 
@@ -212,7 +225,7 @@ class GroupShard:
     ) -> None:
         """Take members out. Told at once, or when it is stored that the group is empty now."""
         group = self.groups.get(group_id)
-        if group is None:
+        if not isinstance(group, ClassicGroup):
             done([(*each, ErrorCode.UNKNOWN_MEMBER_ID) for each in leaving])
             return
         results = group.leave(leaving, now_ms, out)
@@ -222,6 +235,31 @@ class GroupShard:
             out.writes[-1] = out.writes[-1]._replace(then=lambda error, now_ms, out: done(results))
         else:
             done(results)
+
+    # -- members of the consumer protocol ------------------------------------------------------------------------------
+
+    def consumer_heartbeat(
+        self, group_id: str, request: HeartbeatRequest, ticket: Ticket, now_ms: int, out: Effects
+    ) -> None:
+        group = self.groups.get(group_id)
+        before = group if isinstance(group, ClassicGroup) else None
+        if not isinstance(group, ConsumerGroup):
+            if request.epoch != JOIN or (before is not None and before.state is not EMPTY):
+                why = "not found" if before is None else "is not a consumer group"
+                body = {
+                    "error_code": ErrorCode.GROUP_ID_NOT_FOUND,
+                    "error_message": f"Group {group_id} {why}.",
+                }
+                out.reply(ticket, body)
+                return
+            group = ConsumerGroup(group_id, self._config, self._image)
+        group.heartbeat(request, ticket, now_ms, out)
+        if not group.epoch:
+            return  # it was refused, and never was
+        self.groups[group_id] = group
+        if before is not None:
+            before.die(ErrorCode.REBALANCE_IN_PROGRESS, now_ms, out)
+            out.writes.insert(0, Write([(group_key(group_id), None)], None, replayed=False))
 
     # -- offsets -------------------------------------------------------------------------------------------------------
 
@@ -239,7 +277,7 @@ class GroupShard:
             done([(each.topic, each.partition, error) for each in commits])
             return
         group = self.groups.get(who.group_id)
-        if group is not None:
+        if isinstance(group, ClassicGroup):
             group.touch(who.member_id, out)
         expires_ms = NEVER if who.retention_ms == -1 else now_ms + who.retention_ms
         longest = self._config().offset_metadata_max_bytes
@@ -270,21 +308,12 @@ class GroupShard:
             if who.version >= GROUP_NOT_FOUND_FROM_COMMIT_VERSION:
                 return ErrorCode.GROUP_ID_NOT_FOUND
             return ErrorCode.ILLEGAL_GENERATION
-        if group.state is DEAD:
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if who.generation < 0 and group.state is EMPTY:
-            return ErrorCode.NONE
-        if who.generation < 0 and not who.member_id and who.instance_id is None:
-            # Older transactional producers do not say which member they commit for.
-            return ErrorCode.UNKNOWN_MEMBER_ID if who.producer is None else ErrorCode.NONE
-        try:
-            group.members.check(who.member_id, who.instance_id)
-        except KafkaError as error:
-            return error.code
-        if who.generation != group.generation:
-            return ErrorCode.ILLEGAL_GENERATION
-        rebalances = group.state is COMPLETING and who.producer is None
-        return ErrorCode.REBALANCE_IN_PROGRESS if rebalances else ErrorCode.NONE
+        return group.check_committer(who)
+
+    def check_reader(self, group_id: str, member_id: str | None, epoch: int) -> ErrorCode:
+        """Whether a member that asks for offsets is the one it was. Only the consumer protocol's say who they are."""
+        group = self.groups.get(group_id)
+        return group.check_reader(member_id, epoch) if isinstance(group, ConsumerGroup) else ErrorCode.NONE
 
     def delete_offsets(
         self,
@@ -298,17 +327,13 @@ class GroupShard:
         if group is None or group.state is DEAD:
             done(ErrorCode.GROUP_ID_NOT_FOUND, [])
             return
-        if group.state is not EMPTY and group.protocol_type != CONSUMER:
+        if isinstance(group, ClassicGroup) and group.state is not EMPTY and group.protocol_type != CONSUMER:
             done(ErrorCode.NON_EMPTY_GROUP, [])
             return
         results: CommitResult = []
         records: list[Record] = []
         for topic, index in partitions:
-            subscribed = (
-                group.protocol_type == CONSUMER and len(group.members) > 0
-                if group.topics is None
-                else topic in group.topics
-            )
+            subscribed = group.subscribes_to(topic)
             results.append(
                 (topic, index, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if subscribed else ErrorCode.NONE)
             )
@@ -324,7 +349,7 @@ class GroupShard:
         group = self.groups.get(group_id)
         if group is None or group.state is DEAD:
             done(ErrorCode.GROUP_ID_NOT_FOUND)
-        elif group.state is not EMPTY:
+        elif group.members if isinstance(group, ConsumerGroup) else group.state is not EMPTY:
             done(ErrorCode.NON_EMPTY_GROUP)
         else:
             self._bury(self._group_tombstones(group_id), done, out)
@@ -338,6 +363,9 @@ class GroupShard:
         records: list[Record] = [
             (offset_key(group_id, topic, index), None) for topic, index in self.offsets.of(group_id)
         ]
+        group = self.groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            return records + group.tombstones()
         records.append((group_key(group_id), None))
         return records
 
@@ -358,8 +386,11 @@ class GroupShard:
         for group in list(self.groups.values()):
             gone, none_left = expired(group, self.offsets.of(group.group_id).items(), now_ms, retention_ms)
             records += [(offset_key(group.group_id, topic, index), None) for topic, index in gone]
-            waits = bool(group.members.pending) or self.pending.has_group(group.group_id)
-            if none_left and group.state is EMPTY and not waits:
+            if not none_left or self.pending.has_group(group.group_id):
+                continue
+            if isinstance(group, ConsumerGroup):
+                records += [] if group.members else group.tombstones()
+            elif group.state is EMPTY and not group.members.pending:
                 records.append((group_key(group.group_id), None))
         if records:
             logger.info("offsets expired", extra={"fields": {"tombstones": len(records)}})
@@ -368,9 +399,9 @@ class GroupShard:
     # -- telling -------------------------------------------------------------------------------------------------------
 
     def describe(self, group_id: str) -> dict[str, Any] | None:
-        """A group as DescribeGroups tells it; None when there is none."""
+        """A group as DescribeGroups tells it; None when there is no classic one."""
         group = self.groups.get(group_id)
-        if group is None:
+        if not isinstance(group, ClassicGroup):
             return None
         stable = group.state is STABLE
         return {
@@ -392,13 +423,21 @@ class GroupShard:
             ],
         }
 
+    def describe_consumers(self, group_id: str) -> ConsumerGroup | None:
+        """A group of the consumer protocol, to be read only."""
+        group = self.groups.get(group_id)
+        return group if isinstance(group, ConsumerGroup) else None
+
     def listed(self) -> list[Mapping[str, Any]]:
         return [
             {
                 "group_id": group.group_id,
-                "protocol_type": group.protocol_type or "",
+                "protocol_type": (group.protocol_type or "") if isinstance(group, ClassicGroup) else CONSUMER,
                 "group_state": group.state.value,
-                "group_type": "classic",
+                "group_type": "classic" if isinstance(group, ClassicGroup) else "consumer",
             }
             for group in self.groups.values()
         ]
+
+
+__all__ = ["Commit", "CommitResult", "Committer", "Group", "GroupShard", "LeaveResult"]

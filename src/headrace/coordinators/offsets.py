@@ -8,6 +8,7 @@ which offsets are past their time. Pure; `GroupShard` is the caller.
 from collections.abc import Iterable, Iterator
 
 from headrace.coordinators.classic_group import ClassicGroup
+from headrace.coordinators.consumer_group import ConsumerGroup
 from headrace.coordinators.group_states import EMPTY, STABLE
 from headrace.coordinators.rebalance import CONSUMER
 from headrace.coordinators.records import NEVER, OffsetKey, OffsetValue
@@ -52,31 +53,43 @@ class CommittedOffsets:
 
 
 def expired(
-    group: ClassicGroup, offsets: Iterable[tuple[Partition, OffsetValue]], now_ms: int, retention_ms: int
+    group: ClassicGroup | ConsumerGroup,
+    offsets: Iterable[tuple[Partition, OffsetValue]],
+    now_ms: int,
+    retention_ms: int,
 ) -> tuple[list[Partition], bool]:
     """The partitions whose offsets are past their time, and whether that leaves the group with none.
 
-    The time runs from when a group became empty; for what a group of consumers no longer subscribes to, and for simple
-    consumers that never were a group, from the commit. Offsets of a group at work do not expire.
+    The time runs from when a classic group became empty; for what a group of consumers no longer subscribes to, and
+    for simple consumers that never were a group, from the commit. What members at work read does not expire.
     """
+    if isinstance(group, ConsumerGroup):
+        return _past(offsets, now_ms, retention_ms, group.subscribed_names(), None)
     working = group.protocol_type is not None and group.state is not EMPTY
     if working and not (
         group.state is STABLE and group.protocol_type == CONSUMER and group.topics is not None
     ):
         return [], not any(True for _ in offsets)
+    read = group.topics if working and group.topics is not None else set()
+    emptied = group.protocol_type is not None and group.state is EMPTY and group.state_timestamp_ms >= 0
+    return _past(offsets, now_ms, retention_ms, read, group.state_timestamp_ms if emptied else None)
+
+
+def _past(
+    offsets: Iterable[tuple[Partition, OffsetValue]],
+    now_ms: int,
+    retention_ms: int,
+    read: set[str],
+    since_ms: int | None,
+) -> tuple[list[Partition], bool]:
     gone, none_left = [], True
     for partition, value in offsets:
-        if working and group.topics is not None and partition[0] in group.topics:
-            none_left = False
-            continue
-        since_ms = value.commit_timestamp_ms
-        if group.protocol_type is not None and group.state is EMPTY and group.state_timestamp_ms >= 0:
-            since_ms = group.state_timestamp_ms
+        begins_ms = value.commit_timestamp_ms if since_ms is None else since_ms
         if value.expire_timestamp_ms != NEVER:
             over = now_ms >= value.expire_timestamp_ms
         else:
-            over = now_ms - since_ms >= retention_ms
-        if over:
+            over = now_ms - begins_ms >= retention_ms
+        if over and partition[0] not in read:
             gone.append(partition)
         else:
             none_left = False

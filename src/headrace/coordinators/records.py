@@ -3,14 +3,15 @@
 A key begins with a version that also says what the record is: 0 and 1 an offset, 2 a classic group. Values have
 versions of their own. Offsets are written as version 3 (version 1 when the client set a time of expiry), groups as
 version 3, as Kafka 4 does; every version that Kafka ever wrote is read, the flexible version 4 too. Invariant: what is
-encoded here decodes to the same. Keys of other kinds (the consumer protocol's) decode to None. The runtime's replay
-and the group shard call it.
+encoded here decodes to the same. Keys of other kinds decode to None; those of the consumer protocol are in
+`consumer_records`. The runtime's replay and the group shard call it.
 """
 
 import struct
 from typing import Final, NamedTuple
 
 from headrace.base.errors import ErrorCode, KafkaError
+from headrace.coordinators.record_reader import RecordReader
 
 OFFSET_KEY_VERSION: Final = 1
 GROUP_KEY_VERSION: Final = 2
@@ -135,7 +136,7 @@ def decode_key(data: bytes) -> OffsetKey | GroupKey | None:
     """What a record is about; None for kinds that are not known here."""
     if data[:2] in _OFFSET_KEYS:
         return _plain_offset_key(data)
-    reader = _Reader(data)
+    reader = RecordReader(data)
     version = reader.int16()
     if version == GROUP_KEY_VERSION:
         return GroupKey(reader.text())
@@ -158,8 +159,8 @@ def _plain_offset_key(data: bytes) -> OffsetKey:
 def decode_offset(data: bytes) -> OffsetValue:
     if data[:2] == _PLAIN_VERSION:
         return _plain_offset(data)
-    reader = _Reader(data)
-    version = reader.version(FLEXIBLE_FROM)
+    reader = RecordReader(data)
+    version = reader.version(FLEXIBLE_FROM, FLEXIBLE_FROM)
     offset = reader.int64()
     leader_epoch = reader.int32() if version >= FLEXIBLE_FROM else -1
     metadata = reader.text()
@@ -182,8 +183,8 @@ def _plain_offset(data: bytes) -> OffsetValue:
 
 
 def decode_group(data: bytes) -> GroupValue:
-    reader = _Reader(data)
-    version = reader.version(FLEXIBLE_FROM)
+    reader = RecordReader(data)
+    version = reader.version(FLEXIBLE_FROM, FLEXIBLE_FROM)
     protocol_type = reader.text()
     generation = reader.int32()
     protocol, leader = reader.optional_text(), reader.optional_text()
@@ -192,7 +193,7 @@ def decode_group(data: bytes) -> GroupValue:
     return GroupValue(protocol_type, generation, protocol, leader, timestamp_ms, members)
 
 
-def _member(reader: "_Reader", version: int) -> MemberValue:
+def _member(reader: RecordReader, version: int) -> MemberValue:
     member_id = reader.text()
     instance_id = reader.optional_text() if version >= 3 else None
     client_id, client_host = reader.text(), reader.text()
@@ -210,7 +211,7 @@ def _member(reader: "_Reader", version: int) -> MemberValue:
 def subscribed_topics(metadata: bytes) -> set[str] | None:
     """The topics that a consumer's protocol metadata names; None when it is not a consumer's."""
     try:
-        reader = _Reader(metadata)
+        reader = RecordReader(metadata)
         reader.int16()
         return {reader.text() for _ in range(reader.count())}
     except KafkaError:
@@ -222,80 +223,3 @@ def _string(text: str | None) -> bytes:
         return b"\xff\xff"
     data = text.encode()
     return _SHORT.pack(len(data)) + data
-
-
-class _Reader:
-    """A cursor over one key or value. What does not fit its lengths is a corrupt record."""
-
-    __slots__ = ("_compact", "_data", "_pos")
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._pos = 0
-        self._compact = False
-
-    def version(self, last: int) -> int:
-        version = self.int16()
-        if not 0 <= version <= last:
-            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a value of unknown version {version}")
-        self._compact = version >= FLEXIBLE_FROM
-        return version
-
-    def int16(self) -> int:
-        return int(_SHORT.unpack(self._take(2))[0])
-
-    def int32(self) -> int:
-        return int(_INT.unpack(self._take(4))[0])
-
-    def int64(self) -> int:
-        return int(_LONG.unpack(self._take(8))[0])
-
-    def text(self) -> str:
-        found = self.optional_text()
-        if found is None:
-            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "a string is missing")
-        return found
-
-    def optional_text(self) -> str | None:
-        size = self._varint() - 1 if self._compact else self.int16()
-        if size < 0:
-            return None
-        try:
-            return str(self._take(size), "utf-8")
-        except UnicodeDecodeError:
-            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "a string is not UTF-8") from None
-
-    def blob(self) -> bytes:
-        size = self._varint() - 1 if self._compact else self.int32()
-        return self._take(max(size, 0))
-
-    def count(self) -> int:
-        count = self._varint() - 1 if self._compact else self.int32()
-        if count > len(self._data) - self._pos:
-            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "an array is longer than its record")
-        return max(count, 0)
-
-    def skip_tags(self) -> None:
-        if self._compact:
-            for _ in range(self._varint()):
-                self._varint()
-                self._take(self._varint())
-
-    def _varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-            if shift > 28:
-                raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "a number is too long")
-
-    def _take(self, size: int) -> bytes:
-        start = self._pos
-        end = start + size
-        if end > len(self._data):
-            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "a record is cut short")
-        self._pos = end
-        return self._data[start:end]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.cluster.image import ClusterImage
 from headrace.cluster.names import CONSUMER_OFFSETS_TOPIC
+from headrace.coordinators.consumer_group import ConsumerGroup, HeartbeatRequest
 from headrace.coordinators.effects import Body, Effects, Ticket
 from headrace.coordinators.group_hash import partition_for
 from headrace.coordinators.group_shard import Commit, CommitResult, Committer, GroupShard, LeaveResult
@@ -37,7 +38,7 @@ class GroupCoordinator:
             lambda config: config.offsets_topic_compression_codec,
         )
         self._runtime: CoordinatorRuntime[GroupShard] = CoordinatorRuntime(
-            world, lambda: GroupShard(lambda: broker.config, _new_id)
+            world, lambda: GroupShard(lambda: broker.config, new_member_id, lambda: broker.image)
         )
 
     # -- following the image -------------------------------------------------------------------------------------------
@@ -120,6 +121,12 @@ class GroupCoordinator:
 
         return ask(self._shard(group_id), step)
 
+    def consumer_heartbeat(self, group_id: str, request: HeartbeatRequest) -> Later[Body]:
+        def step(machine: GroupShard, now_ms: int, out: Effects, ticket: Ticket) -> None:
+            machine.consumer_heartbeat(group_id, request, ticket, now_ms, out)
+
+        return ask(self._shard(group_id), step)
+
     # -- offsets -------------------------------------------------------------------------------------------------------
 
     def commit(self, who: Committer, commits: Sequence[Commit]) -> Later[CommitResult]:
@@ -129,6 +136,9 @@ class GroupCoordinator:
             machine.commit(who, commits, done, now_ms, out)
 
         return ask(self._shard(who.group_id), step)
+
+    def check_reader(self, group_id: str, member_id: str | None, epoch: int) -> ErrorCode:
+        return self._shard(group_id).machine.check_reader(group_id, member_id, epoch)
 
     def offset(self, group_id: str, topic: str, partition: int) -> OffsetValue | None:
         return self._shard(group_id).machine.offsets.get(group_id, topic, partition)
@@ -175,11 +185,14 @@ class GroupCoordinator:
     def describe(self, group_id: str) -> dict[str, Any] | None:
         return self._shard(group_id).machine.describe(group_id)
 
+    def describe_consumers(self, group_id: str) -> ConsumerGroup | None:
+        return self._shard(group_id).machine.describe_consumers(group_id)
+
     def listed(self) -> list[Any]:
         return [group for shard in self._runtime.active() for group in shard.machine.listed()]
 
 
-def _new_id() -> str:
+def new_member_id() -> str:
     """A random UUID, as Kafka puts behind the client's name to make a member id."""
     digits = os.urandom(16).hex()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{digits[16:20]}-{digits[20:]}"

@@ -137,6 +137,8 @@ SUPPORTED: dict[Api, tuple[int, int]] = {
     Api.OFFSET_DELETE: (0, 0),
     Api.DESCRIBE_QUORUM: (0, 2),
     Api.DESCRIBE_CLUSTER: (0, 2),
+    Api.CONSUMER_GROUP_HEARTBEAT: (0, 1),
+    Api.CONSUMER_GROUP_DESCRIBE: (0, 1),
     Api.LIST_CONFIG_RESOURCES: (0, 1),
     Api.DESCRIBE_TOPIC_PARTITIONS: (0, 0),
 }

@@ -5,8 +5,9 @@ answers when it is stored; what is refused for one partition does not keep the o
 answers at once, with what is committed: offset -1 without an error where nothing is, which sends a consumer to its
 `auto.offset.reset`. Consumers that assign partitions to themselves commit without a generation and need no group.
 Versions: OffsetFetch asks for one group before 8, for many from then on, and for all partitions with null; topics
-by id from 10 on, in both. TxnOffsetCommit stores offsets that count when their
-transaction is committed; until then a fetch that requires stable offsets gets UNSTABLE_OFFSET_COMMIT for them.
+by id from 10 on, in both. From 9 on a member of the consumer protocol says who it is and in which epoch, and is
+refused when that is not so any more. TxnOffsetCommit stores offsets that count when their transaction is committed;
+until then a fetch that requires stable offsets gets UNSTABLE_OFFSET_COMMIT for them.
 """
 
 from collections.abc import Awaitable, Iterable, Mapping
@@ -151,7 +152,14 @@ def handle_offset_fetch(broker: Broker, context: RequestContext, request: Messag
     """The committed offsets of groups."""
     if context.version >= GROUPS_FROM:
         groups = [
-            _group(broker, context, group.group_id, group.topics, request.require_stable)
+            _group(
+                broker,
+                context,
+                group.group_id,
+                group.topics,
+                request.require_stable,
+                (group.member_id, group.member_epoch),
+            )
             for group in request.groups
         ]
         return {"throttle_time_ms": context.throttle_ms, "groups": groups}
@@ -168,6 +176,7 @@ def _group(
     group_id: str,
     topics: list[Message] | None,
     require_stable: bool,
+    reader: tuple[str | None, int] = (None, -1),
 ) -> dict[str, Any]:
     error = ErrorCode.NONE
     offsets: Mapping[tuple[str, int], OffsetValue] = {}
@@ -175,6 +184,7 @@ def _group(
         error = ErrorCode.GROUP_AUTHORIZATION_FAILED
     else:
         try:
+            error = broker.groups.check_reader(group_id, *reader)
             offsets = broker.groups.offsets(group_id)
         except KafkaError as refused:
             error = refused.code

@@ -6,8 +6,8 @@ Kafka. Versions: JoinGroup has a new member come again with the id it is given f
 the assignment from 9 on; before 1 the session timeout is the rebalance timeout too. SyncGroup must name the
 protocol from 5 on. LeaveGroup takes many members from 3 on; before, the one member's error is the reply's. A
 heartbeat while the coordinator loads is well received, as in Kafka, so that no member leaves for nothing.
-DescribeGroups tells a group that does not exist as Dead, from version 6 with GROUP_ID_NOT_FOUND. Left out: groups
-of the consumer protocol, until they exist.
+DescribeGroups tells a group that does not exist as Dead, from version 6 with GROUP_ID_NOT_FOUND; groups of the
+consumer protocol are for `consumer_groups`.
 """
 
 from collections.abc import Awaitable, Mapping
@@ -42,7 +42,7 @@ GROUP_OPERATIONS = (
 )
 
 
-def _is_storable(text: str | None) -> bool:
+def is_storable(text: str | None) -> bool:
     return (
         text is None
         or len(text) * UTF8_BYTES_A_CHARACTER_MAX <= STRING_BYTES_MAX
@@ -54,7 +54,7 @@ def _check_group(context: RequestContext, group_id: str) -> ErrorCode:
     """Why a member's request is refused before a group is looked for."""
     if not context.authorize(Operation.READ, ResourceType.GROUP, group_id):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
-    return ErrorCode.NONE if group_id and _is_storable(group_id) else ErrorCode.INVALID_GROUP_ID
+    return ErrorCode.NONE if group_id and is_storable(group_id) else ErrorCode.INVALID_GROUP_ID
 
 
 # -- members -----------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def handle_join_group(broker: Broker, context: RequestContext, request: Message)
     error = _check_group(context, request.group_id)
     protocols = tuple([(each.name, bytes(each.metadata)) for each in request.protocols])
     texts = (request.group_instance_id, request.protocol_type, *[name for name, _ in protocols])
-    if error is ErrorCode.NONE and not all(_is_storable(text) for text in texts):
+    if error is ErrorCode.NONE and not all(is_storable(text) for text in texts):
         error = ErrorCode.INVALID_REQUEST
     if error is not ErrorCode.NONE:
         return _joined(context, join_error(error, request.member_id))
