@@ -33,6 +33,9 @@ def main() -> int:
     parser.add_argument(
         "--rate", type=float, default=200.0, help="records a second and writer (default: 200)"
     )
+    parser.add_argument(
+        "--copiers", type=int, default=0, help="transactional copiers of the topic into another (default: 0)"
+    )
     parser.add_argument("--faults", help="comma-separated words; only faults whose name holds one of them")
     parser.add_argument("--against", choices=("headrace", "kafka"), default="headrace")
     parser.add_argument(
@@ -68,6 +71,7 @@ def main() -> int:
             partitions=options.partitions,
             writers=options.writers,
             rate=options.rate,
+            copiers=options.copiers,
         )
         _print(outcome)
         if not outcome.good and options.logs and isinstance(system, HeadraceSystem):

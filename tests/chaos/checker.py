@@ -99,6 +99,29 @@ def check(history: History) -> Account:
     )
 
 
+def check_copies(
+    source: dict[int, list[tuple[int, Record]]], copies: dict[int, list[tuple[int, Record]]]
+) -> list[Violation]:
+    """What is wrong with a copy that should have each record of its source once, in its partition, in its order."""
+    violations: list[Violation] = []
+    for partition, log in sorted(source.items()):
+        wanted = [record for _, record in log]
+        found = [record for _, record in copies.get(partition, [])]
+        counts = Counter(found)
+        violations += [Violation("not copied", _name(r, partition)) for r in wanted if r not in counts]
+        violations += [
+            Violation("copied twice", f"{_name(r, partition)}, {count} times")
+            for r, count in counts.items()
+            if count > 1
+        ]
+        strangers = counts.keys() - set(wanted)
+        violations += [Violation("phantom copy", _name(r, partition)) for r in sorted(strangers)]
+        if not violations and found != wanted:
+            at = next(i for i, (a, b) in enumerate(zip(wanted, found)) if a != b)
+            violations.append(Violation("copied out of order", _name(found[at], partition, at)))
+    return violations
+
+
 def _name(record: Record, partition: int, offset: int | None = None) -> str:
     at = "" if offset is None else f" at offset {offset}"
     return f"{record.writer} no. {record.number}, partition {partition}{at}"

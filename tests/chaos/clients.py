@@ -214,29 +214,33 @@ class Asker:
         consumer.close()
 
 
-def read_everything(bootstrap: str, topic: str, partitions: int, history: History) -> None:
-    """The final reading, from the first offset to the end that the cluster tells. Raises TimeoutError."""
+Logs = dict[int, list[tuple[int, Record]]]
+
+
+def read_everything(bootstrap: str, topic: str, partitions: int) -> Logs:
+    """Every committed record from the first to the end that the cluster tells, by partition. Raises TimeoutError."""
     consumer = Consumer(
-        {**COMMON, "bootstrap.servers": bootstrap, "group.id": "final", "auto.offset.reset": "error"}
+        {
+            **COMMON,
+            "bootstrap.servers": bootstrap,
+            "group.id": "final",
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
     )
     deadline_s = time.monotonic() + FINAL_S
-    ends: dict[int, int] = {}
-    while len(ends) < partitions:
-        for partition in range(partitions):
-            with contextlib.suppress(KafkaException):
-                ends[partition] = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=5)[
-                    1
-                ]
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"end offsets are known only of partitions {sorted(ends)}")
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
-    history.final = {partition: [] for partition in range(partitions)}
-    at = dict.fromkeys(range(partitions), 0)
-    while any(at[partition] < ends[partition] for partition in at):
+    logs: Logs = {partition: [] for partition in range(partitions)}
+    ended: set[int] = set()
+    while len(ended) < partitions:
         for message in consumer.consume(5000, 0.5):
-            if message.error() is None:
-                history.final[message.partition()].append((message.offset(), decode(message.value())))
-                at[message.partition()] = message.offset() + 1
+            error = message.error()
+            if error is None:
+                logs[message.partition()].append((message.offset(), decode(message.value())))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
         if time.monotonic() > deadline_s:
-            raise TimeoutError(f"read up to {at}, the ends are {ends}")
+            raise TimeoutError(f"read to the end only in partitions {sorted(ended)}")
     consumer.close()
+    return logs

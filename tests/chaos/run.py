@@ -9,13 +9,16 @@ from dataclasses import dataclass
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.chaos.checker import Account, History, check
+from tests.chaos.checker import SHOWN_MAX, Account, History, check, check_copies
 from tests.chaos.clients import COMMON, Asker, Notes, Reader, Writer, read_everything
+from tests.chaos.copiers import Copier
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.schedule import Step
 from tests.chaos.systems import System
 
 TOPIC = "chaos"
+COPIES = "copies"
+COPIED_S = 180.0
 REPLICAS = 3
 IN_SYNC_S = 120.0
 LOOK_EVERY_S = 0.25
@@ -42,9 +45,9 @@ class Eyes:
         self._admin = AdminClient({**COMMON, "bootstrap.servers": bootstrap})
         self._partitions = partitions
 
-    def create(self) -> None:
-        topic = NewTopic(TOPIC, self._partitions, REPLICAS, config={"min.insync.replicas": "2"})
-        self._admin.create_topics([topic])[TOPIC].result(60)
+    def create(self, name: str = TOPIC) -> None:
+        topic = NewTopic(name, self._partitions, REPLICAS, config={"min.insync.replicas": "2"})
+        self._admin.create_topics([topic])[name].result(60)
 
     def whois(self, role: str, pick: int) -> int | None:
         if role == "any":
@@ -77,6 +80,23 @@ class Eyes:
         return f"{wrong} after {IN_SYNC_S:.0f} s of peace"
 
 
+def _copied(
+    copying: list[Copier], bootstrap: str, partitions: int, history: History, say: Callable[[str], None]
+) -> list[str]:
+    """Wait until the copiers have copied everything, end them, and hold the copy against its source."""
+    total = sum(map(len, history.final.values()))
+    deadline_s = time.monotonic() + COPIED_S
+    copies = read_everything(bootstrap, COPIES, partitions)
+    while sum(map(len, copies.values())) < total and time.monotonic() < deadline_s:
+        time.sleep(1.0)
+        copies = read_everything(bootstrap, COPIES, partitions)
+    for copier in copying:
+        copier.stop()
+    copies = read_everything(bootstrap, COPIES, partitions)
+    say(f"{sum(map(len, copies.values())):,} of {total:,} records are copied")
+    return [f"{v.kind}: {v.text}" for v in check_copies(history.final, copies)][:SHOWN_MAX]
+
+
 def run(
     system: System,
     steps: list[Step],
@@ -85,6 +105,7 @@ def run(
     partitions: int = 4,
     writers: int = 3,
     rate: float = 200.0,
+    copiers: int = 0,
 ) -> Outcome:
     """Run a schedule to its end on a system that is not started yet."""
     history, notes, problems = History(), Notes(), []
@@ -97,7 +118,10 @@ def run(
         *(Reader(f"reader{n}", bootstrap, TOPIC, partitions, history, notes) for n in range(2)),
         Asker("asker", bootstrap, TOPIC, partitions, history),
     ]
-    for client in [*writing, *others]:
+    copying = [Copier(f"copier{n}", bootstrap, TOPIC, COPIES, notes) for n in range(copiers)]
+    if copying:
+        eyes.create(COPIES)
+    for client in [*writing, *others, *copying]:
         client.thread.start()
     nemesis = Nemesis(system, eyes.whois, say)
     nemesis.run(steps)
@@ -113,6 +137,8 @@ def run(
         client.stop()
     if stuck := [client.thread.name for client in [*writing, *others] if client.thread.is_alive()]:
         problems.append(f"did not end: {', '.join(stuck)}")
-    read_everything(bootstrap, TOPIC, partitions, history)
+    history.final = read_everything(bootstrap, TOPIC, partitions)
+    if copying:
+        problems += _copied(copying, bootstrap, partitions, history, say)
     gaps = {w.name: round(max(w.gap_s.values(), default=0.0), 2) for w in writing}
     return Outcome(check(history), dict(notes.counts), gaps, problems)

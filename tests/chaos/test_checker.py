@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from tests.chaos.checker import History, Record, check
+from tests.chaos.checker import History, Record, check, check_copies
 
 A, B = "writer a", "writer b"
 
@@ -133,3 +133,28 @@ def test_no_single_record_can_vanish_unseen(dropped: int) -> None:
     history = copy.deepcopy(good_history())
     del history.final[1][dropped]
     assert "lost" in kinds(history)
+
+
+def copies_of(history: History) -> dict[int, list[tuple[int, Record]]]:
+    return copy.deepcopy(history.final)
+
+
+def test_a_true_copy_has_no_violation_wherever_its_offsets_are() -> None:
+    source = good_history().final
+    shifted = {partition: [(offset * 2, r) for offset, r in log] for partition, log in source.items()}
+    assert check_copies(source, shifted) == []
+
+
+@pytest.mark.parametrize("kind", ["not copied", "copied twice", "phantom copy", "copied out of order"])
+def test_every_fault_of_a_copy_is_found(kind: str) -> None:
+    source, copies = good_history().final, copies_of(good_history())
+    log = copies[1]
+    if kind == "not copied":
+        del log[2]
+    elif kind == "copied twice":
+        log.append((9, log[0][1]))
+    elif kind == "phantom copy":
+        log.append((9, Record("stranger", 1)))
+    else:
+        log[0], log[1] = (log[0][0], log[1][1]), (log[1][0], log[0][1])
+    assert [violation.kind for violation in check_copies(source, copies)] == [kind]
