@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 SHOWN_MAX = 20
-NOT_ACKED = -1
+OFFSET_UNKNOWN = -1
+"""Of a record that was acknowledged as one that the log has already: the broker no longer knows where."""
 
 
 class Record(NamedTuple):
@@ -168,7 +169,7 @@ def _acknowledged(history: History) -> Iterable[Violation]:
             instead = at.get((partition, offset))
             there = f"; there is {instead.writer} no. {instead.number} instead" if instead else ""
             yield Violation("lost", f"acknowledged: {_name(record, partition, offset)}{there}")
-        elif offset != NOT_ACKED and offset not in found:
+        elif offset != OFFSET_UNKNOWN and offset not in found:
             yield Violation("moved", f"{_name(record, partition, offset)} is at {sorted(found)}")
 
 

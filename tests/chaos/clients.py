@@ -12,7 +12,7 @@ from collections import Counter
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from tests.chaos.checker import History, Record
+from tests.chaos.checker import OFFSET_UNKNOWN, History, Record
 
 PADDING = b"~" * 60
 ASK_EVERY_S = 0.2
@@ -139,7 +139,8 @@ class Writer:
             self.history.failed[record] = error.name()
             self.notes.add(f"not delivered: {error.name()}")
             return
-        self.history.acked[record] = message.offset()
+        offset = message.offset()
+        self.history.acked[record] = OFFSET_UNKNOWN if offset is None else offset
         now_s, partition = time.monotonic(), message.partition()
         gap_s = now_s - self.last_ack_s.get(partition, now_s)
         self.gap_s[partition] = max(gap_s, self.gap_s.get(partition, 0.0))

@@ -1,8 +1,8 @@
 """Consume, transform, produce: copiers that carry every record of one topic into another, exactly once.
 
 Each is a member of one group and a transactional producer; what it read, what it wrote and how far it has come are
-one transaction. Whatever goes wrong, it aborts and goes back to what the group has committed; when its producer gives up
-for good, a new one takes the same transactional id. Called by the chaos run, when it is asked for copiers.
+one transaction. Whatever goes wrong, it aborts and goes back to what the group has committed; when its producer gives
+up for good, a new one takes the same transactional id. Called by the chaos run, when it is asked for copiers.
 """
 
 import threading

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from tests.chaos.checker import History, Record, check, check_copies
+from tests.chaos.checker import OFFSET_UNKNOWN, History, Record, check, check_copies
 
 A, B = "writer a", "writer b"
 
@@ -93,6 +93,14 @@ def test_an_acknowledgement_with_another_offset_than_the_log_is_found() -> None:
     history = good_history()
     history.acked[Record(A, 1)] = 3
     assert kinds(history) == {"moved"}
+
+
+def test_an_acknowledgement_without_an_offset_wants_the_record_anywhere() -> None:
+    history = good_history()
+    history.acked[Record(A, 1)] = OFFSET_UNKNOWN
+    assert kinds(history) == set()
+    history.final[1] = [entry for entry in history.final[1] if entry[1] != Record(A, 1)]
+    assert kinds(history) == {"lost"}
 
 
 def test_two_readers_that_see_different_records_at_one_offset_are_found() -> None:
