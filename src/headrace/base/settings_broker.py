@@ -95,6 +95,42 @@ class BrokerConfig(CoordinatorConfig):
         needs=REPLICATION,
     )
 
+    # Replicas.
+    replica_fetch_max_bytes: int = setting(
+        1024 * 1024,
+        _INT,
+        "The most bytes of one partition that a follower asks its leader for at a time; a larger batch comes whole.",
+        bound=AtLeast(0),
+    )
+    replica_fetch_min_bytes: int = setting(
+        1, _INT, "How many bytes a follower's fetch waits for.", bound=AtLeast(1)
+    )
+    replica_fetch_response_max_bytes: int = setting(
+        10 * 1024 * 1024,
+        _INT,
+        "The most bytes of all partitions that a follower asks a leader for at a time.",
+        bound=AtLeast(0),
+    )
+    replica_fetch_wait_max_ms: int = setting(
+        500, _INT, "How long a follower's fetch waits for records at the leader.", bound=AtLeast(1)
+    )
+    replica_high_watermark_checkpoint_interval_ms: int = setting(
+        5_000, _LONG, "How often high watermarks are written down.", bound=AtLeast(100)
+    )
+    replica_lag_time_max_ms: int = setting(
+        30_000,
+        _LONG,
+        "How long a follower may be without the end of its leader's log before it counts as out of sync.",
+        bound=AtLeast(100),
+    )
+    replica_selector_class: str | None = setting(
+        None,
+        _STRING,
+        "Which replica a consumer is sent to: with RackAwareReplicaSelector at the end of the name, one in the rack "
+        "that it says it is in; without, the leader.",
+        reload=_LIVE,
+    )
+
     # Connections and requests.
     connections_max_idle_ms: int = setting(
         600_000,

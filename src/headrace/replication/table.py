@@ -2,11 +2,13 @@
 
 Owns the map from topic and index to `Partition`. Invariant: it holds exactly the partitions that the image assigns to
 this broker and whose logs could be opened; those that could not are remembered with their error, so that a client is
-told why. Called by the broker on every new image and by every handler that touches a partition.
+told why. Called by `Replicas` on every new image and by every handler that touches a partition.
 
-A partition is opened when it is first asked for, or by `open_some` soon after the image that brought it: making a
-thousand directories in one go would hold up every client for as long. For the same reason a partition that is gone
-from the image is gone for clients at once, but its log goes with `delete_some`, or when its name is needed again.
+A partition that is open takes up its role in the turn that brings the image: a leader that was deposed must not serve
+one request more. A new one is opened when it is first asked for, or by `open_some` soon after the image that brought
+it: making a thousand directories in one go would hold up every client for as long. For the same reason a partition that
+is gone from the image, or from this broker, is gone for clients at once, but its log goes with `delete_some`, or when
+its name is needed again.
 """
 
 from collections import deque
@@ -28,10 +30,25 @@ logger = get_logger(__name__)
 class PartitionTable:
     """Partitions by topic and index."""
 
-    def __init__(self, node_id: int, open_log: OpenLog, delete_log: Callable[[str, int], None]) -> None:
+    def __init__(
+        self,
+        node_id: int,
+        open_log: OpenLog,
+        delete_log: Callable[[str, int], None],
+        *,
+        on_role: Callable[[Partition], None] = lambda partition: None,
+        on_drop: Callable[[Partition], None] = lambda partition: None,
+        known_end: Callable[[str, int], int] = lambda topic, index: 0,
+        now_ms: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`on_role` hears of each new leader or epoch, `known_end` tells the high watermark that was written down."""
         self._node_id = node_id
         self._open_log = open_log
         self._delete_log = delete_log
+        self._on_role = on_role
+        self._on_drop = on_drop
+        self._known_end = known_end
+        self._now_ms = now_ms
         self._topics: dict[
             str, dict[int, Partition | KafkaError | TopicImage]
         ] = {}  # a topic: not opened yet
@@ -99,15 +116,19 @@ class PartitionTable:
 
     def _take(self, topic: TopicImage) -> None:
         held = self._topics.setdefault(topic.name, {})
+        now_ms = self._now_ms()
         for index, registration in enumerate(topic.partitions):
-            if self._node_id not in registration.replicas:
-                continue
             present = held.get(index)
-            if isinstance(present, Partition):
-                present.leader_epoch = registration.leader_epoch
+            if self._node_id not in registration.replicas:
+                if present is not None:
+                    self._drop_one(topic.name, index, held.pop(index))
+            elif isinstance(present, Partition):
+                if present.take(registration, self._node_id, now_ms):
+                    self._on_role(present)
             elif not isinstance(present, KafkaError):
                 held[index] = topic
-                self._unopened.append((topic.name, index))
+                if present is None:
+                    self._unopened.append((topic.name, index))
 
     def _open(self, topic: TopicImage, index: int) -> Partition | KafkaError:
         if (topic.name, index) in self._doomed:
@@ -125,14 +146,30 @@ class PartitionTable:
                 ErrorCode.KAFKA_STORAGE_ERROR, f"the log of this partition cannot be opened: {error}"
             )
         self._failed.discard((topic.name, index))
-        return Partition(topic.name, topic.id, index, topic.partitions[index].leader_epoch, log)
+        registration = topic.partitions[index]
+        alone = len(registration.replicas) == 1
+        partition = Partition(
+            topic.name,
+            topic.id,
+            index,
+            registration.leader_epoch,
+            log,
+            high_watermark=None if alone else self._known_end(topic.name, index),
+        )
+        partition.take(registration, self._node_id, self._now_ms())
+        self._on_role(partition)
+        return partition
 
     def _drop(self, name: str) -> None:
         for index, partition in self._topics.pop(name, {}).items():
-            self._doomed[name, index] = None
-            self._failed.discard((name, index))
-            if isinstance(partition, Partition):
-                partition.fail_waiters(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            self._drop_one(name, index, partition)
+
+    def _drop_one(self, name: str, index: int, partition: Partition | KafkaError | TopicImage) -> None:
+        self._doomed[name, index] = None
+        self._failed.discard((name, index))
+        if isinstance(partition, Partition):
+            partition.leave()
+            self._on_drop(partition)
 
     def _delete(self, key: tuple[str, int]) -> None:
         del self._doomed[key]

@@ -6,6 +6,7 @@ given to the flusher and comes back to the loop. Handlers call it; `main` puts i
 """
 
 import asyncio
+import contextlib
 import os
 import random
 from collections.abc import Callable, Coroutine, Sequence
@@ -19,8 +20,8 @@ from headrace.base.settings import BrokerConfig, TopicConfig, broker_config, top
 from headrace.cluster.image import BROKER_RESOURCE, EMPTY, TOPIC_RESOURCE, ClusterImage
 from headrace.cluster.records import BrokerRecord, MetadataRecord
 from headrace.replication.partition import Partition
-from headrace.replication.table import PartitionTable
 from headrace.server.broker_groups import GroupCoordinator
+from headrace.server.broker_replicas import BrokerReplicas, replica_settings
 from headrace.server.broker_txn import TransactionCoordinator
 from headrace.server.broker_verify import Verifier
 from headrace.server.fetch_sessions import FetchSessions
@@ -58,7 +59,9 @@ class Broker:
         self.cluster_id = cluster_id
         self._loop = loop
         self._flusher = flusher
-        self._partitions = PartitionTable(self.node_id, self._open_log, logs.delete)
+        self.replication = BrokerReplicas(self, loop)
+        self.replicas = self.replication.replicas
+        self._partitions = self.replicas.table
         self.fetch_sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, lambda: random.randrange(1, 2**31)
         )
@@ -87,7 +90,8 @@ class Broker:
             for index, partition in enumerate(topic.partitions)
             if self.node_id in partition.replicas
         )
-        self._partitions.apply(EMPTY, image)
+        self.replication.load()
+        self.replicas.apply(EMPTY, image)
         self._follow_image()
         self.logs.put_aside_strays()
         self.logs.limit_offset = self._retention_limit
@@ -110,6 +114,7 @@ class Broker:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.replication.stop()
         self.logs.leave_the_rest()
         while self._partitions.delete_some(PARTITIONS_CHANGED_A_TURN):
             pass
@@ -123,6 +128,7 @@ class Broker:
     def _tick(self) -> None:
         self._partitions.retry(self.image)
         self.logs.tick(self.clock.now_ms())
+        self.replication.tick()
         self._ticker = self._loop.call_later(TICK_MS / 1000, self._tick)
 
     # -- what handlers ask ---------------------------------------------------------------------------------------------
@@ -145,17 +151,58 @@ class Broker:
 
     def partition(self, topic: str, index: int) -> Partition:
         """A partition that this broker leads, or KafkaError."""
-        return self._partitions.get(topic, index)
+        partition = self.replica(topic, index)
+        if not partition.is_leader:
+            partition.check_leader()
+        return partition
 
-    def check_min_insync(self, partition: Partition) -> None:
-        """Refuse a produce with acks=all that fewer replicas would hold than the topic asks for, or all it has."""
-        registration = self.image.topics[partition.topic].partitions[partition.index]
-        wanted = min(partition.log.config.min_insync_replicas, len(registration.replicas))
-        if len(registration.isr) < wanted:
-            raise KafkaError(
-                ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"{len(registration.isr)} replicas are in sync and min.insync.replicas is {wanted}",
-            )
+    def replica(self, topic: str, index: int) -> Partition:
+        """A partition that this broker holds, as leader or follower, or KafkaError."""
+        try:
+            return self._partitions.get(topic, index)
+        except KafkaError as error:
+            if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and self._is_elsewhere(topic, index):
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "no replica is here") from None
+            raise
+
+    def _is_elsewhere(self, topic: str, index: int) -> bool:
+        found = self.image.topics.get(topic)
+        return found is not None and 0 <= index < len(found.partitions)
+
+    def is_replica_here(self, topic: str, index: int) -> bool:
+        """Whether the image places a replica of the partition on this broker."""
+        return (
+            self._is_elsewhere(topic, index)
+            and self.node_id in self.image.topics[topic].partitions[index].replicas
+        )
+
+    def is_alive(self, node_id: int) -> bool:
+        """Whether a broker is registered and not fenced."""
+        broker = self.image.brokers.get(node_id)
+        return broker is not None and not broker.fenced
+
+    async def when_deleted_everywhere(
+        self, waiting: Sequence[tuple[dict[str, Any], Partition]], timeout_ms: int, body: dict[str, Any]
+    ) -> dict[str, Any]:
+        """`body`, once the live replicas begin where their leaders do; what is late gets an error in its answer."""
+        moved = asyncio.Event()
+        for _, partition in waiting:
+            partition.when_deleted(moved.set)
+        deadline = self._loop.time() + timeout_ms / 1000
+        left = list(waiting)
+        try:
+            while left and self._loop.time() < deadline:
+                moved.clear()
+                left = [each for each in left if not _settle_deletion(*each, self.is_alive)]
+                if left:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(moved.wait(), max(deadline - self._loop.time(), 0))
+        finally:
+            for _, partition in waiting:
+                partition.not_waiting(moved.set)
+        for answer, _ in left:
+            answer |= {"error_code": ErrorCode.REQUEST_TIMED_OUT, "low_watermark": -1}
+        return body
 
     def flush(self, partition: Partition) -> None:
         """Have the partition's log made durable; who waits for it is told by the partition."""
@@ -165,7 +212,7 @@ class Broker:
         """The flusher is done with a log."""
         partition = self._partitions.find(log.topic, log.partition)
         if partition is not None and partition.log is log:
-            partition.on_flushed()
+            self.replicas.on_flushed(partition)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Call back on the loop in its next turn."""
@@ -182,10 +229,11 @@ class Broker:
         return topic_config((image or self.image).config(TOPIC_RESOURCE, topic), self.config)
 
     def _on_change(self, old: ClusterImage, new: ClusterImage) -> None:
+        # Who leads and who is in sync comes first: a setting may say how many of these it takes.
+        self.replicas.apply(old, new)
         if old.configs is not new.configs:
             self._reconfigure(new)
         if old.topics is not new.topics:
-            self._partitions.apply(old, new)
             self._follow_image()
             self.groups.apply(old, new)
             self.transactions.apply(new)
@@ -199,6 +247,7 @@ class Broker:
         )
 
         self.logs.reconfigure(self.config)
+        self.replicas.configure(replica_settings(self.config))
         self.on_config(self.config)
         for partition in self._partitions:
             config = self.topic_config(partition.topic, image)
@@ -217,10 +266,20 @@ class Broker:
         self._following = False
         self._follow_image()
 
-    def _open_log(self, topic: str, index: int, topic_id: bytes) -> PartitionLog:
+    def open_log(self, topic: str, index: int, topic_id: bytes) -> PartitionLog:
+        """The log of a partition that the image places here."""
         return self.logs.create(topic, index, topic_id, self.topic_config(topic))
 
     def _retention_limit(self, log: PartitionLog) -> int:
         """Retention removes nothing that readers may not see yet."""
         partition = self._partitions.find(log.topic, log.partition)
         return log.log_start_offset if partition is None else partition.high_watermark
+
+
+def _settle_deletion(answer: dict[str, Any], partition: Partition, is_alive: Callable[[int], bool]) -> bool:
+    """Whether nothing is left to wait for: the replicas have done it, or this broker leads them no longer."""
+    if not partition.is_leader:
+        answer |= {"error_code": ErrorCode.NOT_LEADER_OR_FOLLOWER, "low_watermark": -1}
+        return True
+    wanted: int = answer["low_watermark"]
+    return partition.low_watermark(is_alive) >= wanted

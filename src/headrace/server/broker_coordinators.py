@@ -42,7 +42,7 @@ class BrokerWorld:
         return self._broker.partition(self._topic, index)
 
     def check_writable(self, partition: Partition) -> None:
-        self._broker.check_min_insync(partition)
+        partition.check_min_insync()
 
     def flush(self, partition: Partition) -> None:
         self._broker.flush(partition)

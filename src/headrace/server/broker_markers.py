@@ -47,7 +47,7 @@ def write_marker(broker: "Broker", wanted: MarkerWrite, done: Done) -> None:
     topic, index, producer, marker, transaction_version = wanted
     try:
         partition = broker.partition(topic, index)
-        broker.check_min_insync(partition)
+        partition.check_min_insync()
         batch = marker_batch(producer, marker, broker.clock.now_ms())
         partition.log.producer_state.check_marker(
             parse_header(batch), marker, transaction_version=transaction_version

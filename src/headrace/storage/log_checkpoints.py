@@ -119,6 +119,17 @@ class LogCheckpoints:
         self.recovery_points.write(self._current_points(logs, not_open))
         self.log_starts.write(self._current_starts(logs, not_open))
 
+    def lower(self, key: Key, flushed_offset: int) -> None:
+        """A log was cut: what is written of its recovery point may not be past that. Rare, so it waits for the disk."""
+        with self.files:
+            if self._writing:
+                self.made_anew.add(key)  # what is being written may have the higher one: it is left out
+            elif self._written_points.get(key, 0) <= flushed_offset:
+                return
+            points = _without(self._written_points, {key})
+            self.recovery_points.write(points)
+            self._written_points = points
+
     def forget(self, key: Key) -> None:
         """The log was deleted: what is written of it says nothing about a later one of its name."""
         self._found_points.pop(key, None)

@@ -424,7 +424,7 @@ class LogManager:
         while self._to_remove and self._removals < self._removals_max:
             name = self._to_remove.pop()
             self._removals += 1
-            if not self._submit(partial(self.fs.rmtree, name), partial(self._removed, name)):
+            if not self.submit(partial(self.fs.rmtree, name), partial(self._removed, name)):
                 self._removals -= 1
                 self._to_remove.append(name)
                 return
@@ -443,7 +443,7 @@ class LogManager:
         if not isinstance(self.fs, MemoryFileSystem):  # there the loop of `_remove_next` goes on by itself
             self._remove_next()
 
-    def _submit(
+    def submit(
         self, work: Callable[[], None], done: Callable[[Exception | None], None] | None = None
     ) -> bool:
         """Have the worker do it; at once when files are in memory, where it takes no time and suits no thread."""
@@ -471,8 +471,17 @@ class LogManager:
         if pending is None:
             return
         written = partial(self._checkpoints.written, pending)
-        if not self._submit(pending.run, written):
+        if not self.submit(pending.run, written):
             written(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "too much work waits for the disk"))
+
+    def truncated(self, log: PartitionLog) -> None:
+        """A log was cut: before anything is appended to it, no recovery may be told to start past its end."""
+        try:
+            self._checkpoints.lower((log.topic, log.partition), log.flushed_offset)
+        except OSError as error:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"recovery point of {log.name}: {error}"
+            ) from error
 
     def _not_open(self) -> set[Key]:
         return self._offline.keys() | self._unclaimed.keys()

@@ -2,12 +2,14 @@
 
 Behaviour. Answered at once when `min_bytes` are there, a partition has an error, nothing is asked for, or the client
 does not want to wait; otherwise parked on its partitions until data comes or `max_wait_ms` is over. Records are never
-decoded: the reply is heads around ranges of segment files. The first partition with data gets at least one whole
-batch however small the limits are, so that a reader always gets on. A reader that was catching up, by large replies,
-is told once, at once, when it has reached the end; only then does it wait: programs that read to the end need not
-spend `max_wait_ms` there, and clients that ask for many partitions hear of the other ones sooner. With read_committed
-a reply ends before the first open transaction and lists the aborted ones in it. Versions: sessions from 7, leader
-epochs checked from 9, topic ids from 13. Left out: reads by followers, until there are any.
+decoded: the reply is heads around ranges of segment files. The first partition with data gets at least one whole batch
+however small the limits are, so that a reader always gets on. A reader that was catching up, by large replies, is told
+once, at once, when it has reached the end; only then does it wait: programs that read to the end need not spend
+`max_wait_ms` there, and clients that ask for many partitions hear of the other ones sooner. With read_committed a reply
+ends before the first open transaction and lists the aborted ones in it. Versions: sessions from 7, leader epochs
+checked from 9, topic ids from 13. Followers' fetches are served in `replica_fetch`. A consumer that says its rack may
+be sent to a follower there, and may read from one; others read from the leader. A leader that does not know yet where
+its predecessor's log ended for clients tells OFFSET_NOT_AVAILABLE, if that is still so when the wait is over.
 """
 
 from headrace.base.clock import Timer
@@ -15,7 +17,10 @@ from headrace.base.errors import ErrorCode, KafkaError
 from headrace.replication.partition import READ_COMMITTED, Partition
 from headrace.security.authorizer import Operation, ResourceType
 from headrace.server.broker import Broker
+from headrace.server.broker_replicas import is_rack_aware
 from headrace.server.fetch_sessions import NO_SESSION, FetchSession, Key
+from headrace.server.handlers.replica_fetch import serve_follower
+from headrace.server.leaders import NO_REPLICA, endpoints_of, leader_of, preferred_replica
 from headrace.server.session import Exchange
 from headrace.wire.fetch import (
     TOPIC_IDS_FROM,
@@ -26,6 +31,7 @@ from headrace.wire.fetch import (
     encode_fetch_reply,
 )
 
+WAITED_FOR = (ErrorCode.NONE, ErrorCode.OFFSET_NOT_AVAILABLE)
 BULK_BYTES = 256 * 1024  # a reply of this much is one to a reader that is catching up
 
 
@@ -34,6 +40,9 @@ def handle_fetch(broker: Broker, exchange: Exchange, frame: memoryview, body: in
     context = exchange.context
     version = context.version
     request = decode_fetch(version, frame, body)
+    if request.replica_id >= 0:
+        serve_follower(broker, exchange, request)
+        return
     uses_ids = version >= TOPIC_IDS_FROM
     try:
         session = broker.fetch_sessions.open(request, uses_ids, broker.clock.monotonic_ms())
@@ -93,7 +102,7 @@ class _Fetch:
             if result.size:
                 total += result.size
                 left -= result.size
-            urgent |= result.error != ErrorCode.NONE
+            urgent |= result.error not in WAITED_FOR or result.preferred_read_replica != NO_REPLICA
             results.append((key, result))
         return results, total, urgent
 
@@ -103,6 +112,12 @@ class _Fetch:
         try:
             partition = self._partition(key)
             partition.check_epoch(wanted.leader_epoch)
+            if not partition.end_is_known:
+                raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, "the end of the log is not known yet")
+            if self._request.rack_id:
+                preferred = self._elsewhere(partition, wanted.offset)
+                if preferred is not None:
+                    return preferred
             piece = partition.read(wanted.offset, max(min(wanted.max_bytes, left), 0), isolation, first)
         except KafkaError as error:
             if error.code is ErrorCode.OFFSET_OUT_OF_RANGE and partition is not None:
@@ -113,7 +128,7 @@ class _Fetch:
                     partition.last_stable_offset(),
                     partition.log.log_start_offset,
                 )
-            return FetchResult(key[2], error.code)
+            return FetchResult(key[2], error.code, leader=self._leader(key, error.code))
         return FetchResult(
             key[2],
             ErrorCode.NONE,
@@ -136,7 +151,32 @@ class _Fetch:
             name = known.name
         if not self._exchange.context.authorize(Operation.READ, ResourceType.TOPIC, name):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        return broker.partition(name, index)
+        return broker.replica(name, index) if self._request.rack_id else broker.partition(name, index)
+
+    def _elsewhere(self, partition: Partition, offset: int) -> FetchResult | None:
+        """Where a consumer that says its rack is sent to, or told to wait; None when it reads here."""
+        if not partition.is_leader:
+            if offset > partition.log.log_end_offset:
+                raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, "this replica has not got that far")
+            return None
+        if not is_rack_aware(self._broker.config):
+            return None
+        node_id = preferred_replica(self._broker.image, partition, self._request.rack_id, offset)
+        if node_id == NO_REPLICA:
+            return None
+        return FetchResult(
+            partition.index,
+            ErrorCode.NONE,
+            partition.high_watermark,
+            partition.last_stable_offset(),
+            partition.log.log_start_offset,
+            preferred_read_replica=node_id,
+        )
+
+    def _leader(self, key: Key, error: ErrorCode) -> tuple[int, int] | None:
+        """Whom to ask instead, where that is what the error means."""
+        name, topic_id, index = key
+        return leader_of(self._broker.image, self._broker.image.names.get(topic_id, name), index, error)
 
     def _park(self) -> None:
         """Wait on every partition that there may be more of."""
@@ -181,10 +221,12 @@ class _Fetch:
         topics: dict[tuple[str, bytes], list[FetchResult]] = {}
         for (name, topic_id, _), result in results:
             topics.setdefault((name, topic_id), []).append(result)
+        leaders = [result.leader for _, result in results if result.leader is not None]
         parts, size = encode_fetch_reply(
             context.version,
             [(name, topic_id, found) for (name, topic_id), found in topics.items()],
             throttle_time_ms=context.throttle_ms,
             session_id=NO_SESSION if session is None else session.id,
+            endpoints=endpoints_of(self._broker.image, leaders) if leaders else None,
         )
         self._exchange.reply_parts(parts, size)  # type: ignore[arg-type]

@@ -1,14 +1,15 @@
 """ListOffsets, OffsetForLeaderEpoch and DeleteRecords: where a partition begins, ends and changes hands.
 
 Behaviour. ListOffsets by timestamp gives the first record at or after it; the special timestamps are latest (-1,
-bounded by the reader's isolation), earliest (-2), the record with the largest timestamp (-3), the earliest kept
-locally (-4, here the same as earliest), and two that speak of tiered storage (-5, -6, not known here: offset -1).
-Whatever is found, nothing past the end that the reader may see is told of.
-Leader epochs are checked where the version carries one. DeleteRecords moves the log start up to the high watermark
-(-1) or to an offset below it.
+bounded by the reader's isolation), earliest (-2), the record with the largest timestamp (-3), the earliest kept locally
+(-4, here the same as earliest), and two that speak of tiered storage (-5, -6, not known here: offset -1). Whatever is
+found, nothing past the end that the reader may see is told of. Leader epochs are checked where the version carries one.
+DeleteRecords moves the log start up to the high watermark (-1) or to an offset below it, and is answered when every
+live replica has moved its own, or REQUEST_TIMED_OUT. Followers refuse all three.
 """
 
 from collections import Counter
+from collections.abc import Awaitable
 from typing import Any
 
 from headrace.base.errors import ErrorCode, KafkaError
@@ -37,7 +38,10 @@ SPECIAL_FROM = {
     EARLIEST_PENDING_UPLOAD: 11,
 }
 """The version that brought each special timestamp; an older one is not understood."""
+KNOWN_AT_ONCE = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)
+"""Those that a leader can tell before it knows where its predecessor's log ended for clients."""
 VERSION_NEVER = 2**15
+OFFSET_NOT_AVAILABLE_FROM = 5
 HIGH_WATERMARK = -1
 UNKNOWN = (-1, -1, -1)
 CONSUMER = -1
@@ -67,7 +71,10 @@ def handle_list_offsets(broker: Broker, context: RequestContext, request: Messag
                 offset, timestamp, epoch = offset_at(partition, wanted.timestamp, request.isolation_level)
                 answer |= {"offset": offset, "timestamp": timestamp, "leader_epoch": epoch}
             except KafkaError as error:
-                answer |= {"error_code": error.code, "offset": -1, "timestamp": -1}
+                code = error.code
+                if code is ErrorCode.OFFSET_NOT_AVAILABLE and context.version < OFFSET_NOT_AVAILABLE_FROM:
+                    code = ErrorCode.LEADER_NOT_AVAILABLE
+                answer |= {"error_code": code, "offset": -1, "timestamp": -1}
             partitions.append(answer)
         topics.append({"name": topic.name, "partitions": partitions})
     return {"throttle_time_ms": context.throttle_ms, "topics": topics}
@@ -77,6 +84,8 @@ def offset_at(partition: Partition, timestamp: int, isolation: int) -> tuple[int
     """(offset, timestamp, leader epoch) for a timestamp, real or special."""
     log = partition.log
     end = partition.last_stable_offset() if isolation == READ_COMMITTED else partition.high_watermark
+    if timestamp not in KNOWN_AT_ONCE and not partition.end_is_known:
+        raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, "the end of the log is not known yet")
     if timestamp == LATEST:
         return end, -1, partition.leader_epoch
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
@@ -113,9 +122,12 @@ def handle_offset_for_leader_epoch(broker: Broker, context: RequestContext, requ
     return {"throttle_time_ms": context.throttle_ms, "topics": topics}
 
 
-def handle_delete_records(broker: Broker, context: RequestContext, request: Message) -> Body:
-    """Move log starts forward."""
+def handle_delete_records(
+    broker: Broker, context: RequestContext, request: Message
+) -> "Body | Awaitable[Body]":
+    """Move log starts forward, and answer when every replica that is there has done so."""
     topics = []
+    waiting: list[tuple[dict[str, Any], Partition]] = []
     for topic in request.topics:
         allowed = context.authorize(Operation.DELETE, ResourceType.TOPIC, topic.name)
         partitions: list[dict[str, Any]] = []
@@ -126,11 +138,14 @@ def handle_delete_records(broker: Broker, context: RequestContext, request: Mess
                     raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
                 partition = broker.partition(topic.name, wanted.partition_index)
                 answer["low_watermark"] = _delete_before(partition, wanted.offset)
+                if partition.low_watermark(broker.is_alive) < answer["low_watermark"]:
+                    waiting.append((answer, partition))
             except KafkaError as error:
                 answer["error_code"] = error.code
             partitions.append(answer)
         topics.append({"name": topic.name, "partitions": partitions})
-    return {"throttle_time_ms": context.throttle_ms, "topics": topics}
+    body = {"throttle_time_ms": context.throttle_ms, "topics": topics}
+    return broker.when_deleted_everywhere(waiting, request.timeout_ms, body) if waiting else body
 
 
 def _delete_before(partition: Partition, offset: int) -> int:
@@ -145,7 +160,7 @@ def _delete_before(partition: Partition, offset: int) -> int:
         raise KafkaError(
             ErrorCode.OFFSET_OUT_OF_RANGE, f"{offset} is not between 0 and {partition.high_watermark}"
         )
-    return log.delete_records(offset)
+    return partition.delete_before(offset)
 
 
 HANDLERS: dict[Api, Handler] = {

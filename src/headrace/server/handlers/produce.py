@@ -1,11 +1,12 @@
 """Produce: records of many partitions in, each appended as one batch.
 
 Behaviour. Partitions are appended in the order of the request, at once; the reply leaves when every one of them is as
-safe as its acks ask: 0 is not answered at all (an error closes the connection, the only sign a client would notice),
-1 waits for a flush where the topic wants one before acknowledgement, -1 also for the high watermark, within the
-request's timeout. Versions: 0 to 2 carry message formats that are gone and are refused as a whole; zstd is taken from
-7 on; 13 names topics by id. The first records of a transaction in a partition are taken when the transaction's
-coordinator says that they belong to it; from version 12 on the client leaves it to the broker to add the partition.
+safe as its acks ask: 0 is not answered at all (an error closes the connection, the only sign a client would notice), 1
+waits for a flush where the topic wants one before acknowledgement, -1 also for the high watermark, within the request's
+timeout. A partition that another broker leads is refused, and from version 10 on told where. Versions: 0 to 2 carry
+message formats that are gone and are refused as a whole; zstd is taken from 7 on; 13 names topics by id. The first
+records of a transaction in a partition are taken when the transaction's coordinator says that they belong to it; from
+version 12 on the client leaves it to the broker to add the partition.
 """
 
 from headrace.base.clock import Timer
@@ -16,6 +17,7 @@ from headrace.replication.partition import Partition
 from headrace.security.authorizer import Operation, ResourceType
 from headrace.server.broker import Broker
 from headrace.server.broker_verify import Asked, produce_error
+from headrace.server.leaders import Leader, endpoints_of, leader_of
 from headrace.server.session import Exchange
 from headrace.storage.validator import RecordsRefused, is_transactional, is_zstd
 from headrace.wire.produce import (
@@ -82,6 +84,7 @@ class _Pending:
         "_acks",
         "_broker",
         "_exchange",
+        "_leaders",
         "_now_ms",
         "_timeout_ms",
         "_timer",
@@ -109,15 +112,26 @@ class _Pending:
         self._unsafe: set[tuple[int, int]] = set()  # (topic, partition) by their places in the request
         self._waiting = 1  # one for the loop over the partitions itself
         self._timer: Timer | None = None
+        self._leaders: set[Leader] = set()
 
     def topic(self, topic: ProduceTopic) -> list[ProduceResult]:
         results: list[ProduceResult] = []
         self._topics.append((topic, results))
         return results
 
-    def refuse(self, results: list[ProduceResult], index: int, error: KafkaError) -> None:
+    def refuse(self, results: list[ProduceResult], index: int, error: KafkaError, topic: str = "") -> None:
         bad = error.record_errors if isinstance(error, RecordsRefused) else ()
-        results.append(ProduceResult(index, error.code, message=error.message, record_errors=bad))
+        leader = self._leader(topic, index, error.code)
+        results.append(
+            ProduceResult(index, error.code, message=error.message, leader=leader, record_errors=bad)
+        )
+
+    def _leader(self, topic: str, index: int, error: ErrorCode) -> Leader | None:
+        """Whom to ask instead, where that is what the error means."""
+        leader = leader_of(self._broker.image, topic, index, error)
+        if leader is not None:
+            self._leaders.add(leader)
+        return leader
 
     def append(self, results: list[ProduceResult], topic: str, data: ProducePartition) -> None:
         try:
@@ -127,7 +141,7 @@ class _Pending:
                 )
             partition = self._broker.partition(topic, data.partition)
             if self._acks == ACKS_ALL:
-                self._broker.check_min_insync(partition)
+                partition.check_min_insync()
             if data.records is None or len(data.records) == 0:
                 raise KafkaError(ErrorCode.INVALID_RECORD, "no records for this partition")
             records = memoryview(data.records)
@@ -140,7 +154,7 @@ class _Pending:
                 return
             result, wait = self._append(partition, records)
         except KafkaError as error:
-            self.refuse(results, data.partition, error)
+            self.refuse(results, data.partition, error, topic)
             return
         results.append(result)
         if wait is not None:
@@ -234,7 +248,8 @@ class _Pending:
                 return  # timed out before
             self._unsafe.discard(unsafe)
             if error is not ErrorCode.NONE:
-                results[at] = ProduceResult(results[at].partition, error)
+                leader = self._leader(partition.topic, partition.index, error)
+                results[at] = ProduceResult(partition.index, error, leader=leader)
             self._one_less()
 
         partition.when_safe(end, flushed, replicated, done)
@@ -270,8 +285,11 @@ class _Pending:
         if self._timer is not None:
             self._timer.cancel()
         if self._acks != ACKS_NONE:
+            endpoints = endpoints_of(self._broker.image, self._leaders) if self._leaders else None
             exchange.reply(
-                encode_produce_reply(exchange.context.version, self._topics, exchange.context.throttle_ms)
+                encode_produce_reply(
+                    exchange.context.version, self._topics, exchange.context.throttle_ms, endpoints
+                )
             )
             return
         failed = [

@@ -1,0 +1,93 @@
+"""Leaders and followers under loss, delay, deaths and power cuts: what was acknowledged stays, in one order."""
+
+import pytest
+
+from tests.replication.village import TOPIC, Village
+
+SEEDS = 60
+
+
+def live(village: Village, rounds: int, *, power_cuts: bool) -> None:
+    """Produce while things happen, more often than anyone would like."""
+    rng = village.rng
+    for _ in range(rounds):
+        dice = rng.random()
+        node = rng.choice(list(village.houses))
+        if dice < 0.70:
+            for _ in range(rng.randint(1, 4)):
+                village.produce()
+        elif dice < 0.76:
+            village.kill(node, power_cut=power_cuts and rng.random() < 0.5)
+        elif dice < 0.86:
+            village.revive(node)
+        elif dice < 0.89:
+            village.cut_off.add(node)
+        elif dice < 0.94:
+            village.cut_off.discard(node)
+        elif dice < 0.96:
+            village.fence(node)  # a controller may be wrong about a broker that is only slow
+        else:
+            village.lossy = rng.choice([0.0, 0.0, 0.1, 0.4])
+        village.run(rng.choice([0, 1, 5, 30, 200, 1_500]))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_nothing_acknowledged_is_lost_whoever_dies(seed):
+    village = Village(seed, min_insync_replicas="2")
+    village.run(500)
+    live(village, 120, power_cuts=False)
+    village.settle()
+    assert village.acked
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_nothing_acknowledged_is_lost_with_the_power_where_records_are_flushed_first(seed):
+    village = Village(seed, min_insync_replicas="2", flush_messages="1")
+    village.run(500)
+    live(village, 120, power_cuts=True)
+    village.settle()
+    assert village.acked
+
+
+def test_a_follower_that_is_idle_comes_back_into_sync_when_it_registers_anew():
+    village = Village(1)
+    village.run(500)
+    for _ in range(5):
+        village.produce()
+    village.run(500)
+    village.fence(3)
+    village.run(2_000)
+    assert village.registration.isr == (1, 2)
+    village.register(village.houses[3])
+    village.run(3_000)
+    assert set(village.registration.isr) == {1, 2, 3}
+
+
+def test_a_follower_that_stops_fetching_leaves_the_isr_and_its_leader_goes_on():
+    village = Village(1)
+    village.run(500)
+    village.cut_off.add(3)
+    village.produce()
+    village.run(500)
+    assert not village.acked, "a replica in sync has not got it"
+    village.run(4_000)
+    assert village.registration.isr == (1, 2)
+    assert len(village.acked) == 1
+
+
+def test_a_leader_cut_off_acknowledges_nothing_and_its_records_go_when_it_follows():
+    village = Village(1, min_insync_replicas="2")
+    village.run(500)
+    village.cut_off.add(1)
+    old = village.houses[1].partition()
+    village.produce()
+    village.fence(1)
+    village.run(1_000)
+    assert village.registration.leader == 2
+    assert old.is_leader, "it does not know better"
+    assert not village.acked
+    village.cut_off.clear()
+    village.register(village.houses[1])
+    village.run(3_000)
+    assert old.log.log_end_offset == 0
+    assert village.houses[1].replicas.table.find(TOPIC, 0).leader == 2
