@@ -27,12 +27,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "produce": ("headrace.cli.produce", "send lines of standard input or a file as records"),
     "consume": ("headrace.cli.consume", "print records of topics"),
     "config": ("headrace.cli.config", "describe and alter settings of topics and brokers"),
+    "txn": ("headrace.cli.txn", "list, describe and abort transactions"),
     "partition": ("headrace.cli.partition", "move replicas, elect leaders"),
     "bench": ("headrace.cli.bench", "measure a cluster: produce, consume, latency"),
     "doctor": ("headrace.cli.doctor", "what this machine offers and lacks"),
 }
 
-LATER = ("group", "txn", "acl", "user", "quota", "pipeline")
+LATER = ("group", "acl", "user", "quota", "pipeline")
 
 EXAMPLE = """\
 example:

@@ -38,6 +38,7 @@ from headrace.server.handlers import (
     offsets,
     topics,
     txn,
+    txn_admin,
     txn_offsets,
 )
 from headrace.server.handlers.fetch import handle_fetch
@@ -64,6 +65,7 @@ HANDLERS: dict[Api, Handler] = {
     **consumer_groups.HANDLERS,
     **group_offsets.HANDLERS,
     **txn.HANDLERS,
+    **txn_admin.HANDLERS,
     **txn_offsets.HANDLERS,
 }
 WILDCARDS = ("", "0.0.0.0", "::")
