@@ -3,12 +3,12 @@
 Part of `BrokerConfig`, in a module of their own because they are many and belong together.
 """
 
+from headrace.base.settings_cluster import ClusterConfig
 from headrace.base.settings_topic import WEEK_MS
 from headrace.base.settings_types import (
     INT_MAX,
     AtLeast,
     ConfigType,
-    Configuration,
     EachOf,
     OneOf,
     Reload,
@@ -22,7 +22,7 @@ _LIVE = Reload.CLUSTER_WIDE
 
 
 @configuration
-class CoordinatorConfig(Configuration):
+class CoordinatorConfig(ClusterConfig):
     """The effective settings of a broker's coordinators."""
 
     # Groups and their offsets.

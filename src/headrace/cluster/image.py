@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 from headrace.cluster.records import (
     BrokerRecord,
     BrokerStateRecord,
+    ClusterRecord,
     ConfigRecord,
     FeatureRecord,
     MetadataRecord,
@@ -82,6 +83,8 @@ class ClusterImage:
     next_producer_id: int = 0
     features: Mapping[str, int] = field(default_factory=dict)
     """The levels that were set; see `features` for what holds where none was."""
+    cluster_id: str = ""
+    """Empty until the first controller has given one."""
 
     def topic_by_id(self, topic_id: bytes) -> TopicImage | None:
         name = self.names.get(topic_id)
@@ -114,6 +117,7 @@ class _Step:
         self._brokers: dict[int, BrokerRegistration] | None = None
         self._next_producer_id = image.next_producer_id
         self._features = image.features
+        self._cluster_id = image.cluster_id
         self._partitions: dict[bytes, list[PartitionRegistration]] = {}
 
     def take(self, record: MetadataRecord) -> None:
@@ -152,6 +156,8 @@ class _Step:
                 self._next_producer_id = record.next_id
             case FeatureRecord():
                 self._features = {**self._features, record.name: record.level}
+            case ClusterRecord():
+                self._cluster_id = record.cluster_id
 
     def image(self) -> ClusterImage:
         for topic_id, partitions in self._partitions.items():
@@ -166,6 +172,7 @@ class _Step:
             brokers=old.brokers if self._brokers is None else self._brokers,
             next_producer_id=self._next_producer_id,
             features=self._features,
+            cluster_id=self._cluster_id,
         )
 
     def _partition(self, record: PartitionRecord) -> None:
@@ -236,6 +243,8 @@ def records_of(image: ClusterImage) -> list[MetadataRecord]:
     for (resource_type, resource_name), values in image.configs.items():
         records += [ConfigRecord(resource_type, resource_name, name, value) for name, value in values.items()]
     records += [FeatureRecord(name, level) for name, level in image.features.items()]
+    if image.cluster_id:
+        records.append(ClusterRecord(image.cluster_id))
     if image.next_producer_id:
         records.append(ProducerIdsRecord(image.next_producer_id))
     return records

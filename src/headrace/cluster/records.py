@@ -4,6 +4,7 @@ Each kind is a small struct, encoded as msgpack with its tag; a field added late
 read by new brokers. `image.apply` is the only reader of their meaning.
 """
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -78,6 +79,12 @@ class UnregisterBrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag="
     broker_epoch: int
 
 
+class ClusterRecord(msgspec.Struct, frozen=True, array_like=True, tag="cluster"):
+    """The id of the cluster: the first record of its first controller."""
+
+    cluster_id: str
+
+
 class ProducerIdsRecord(msgspec.Struct, frozen=True, array_like=True, tag="producer_ids"):
     """Every producer id below `next_id` is given to some broker."""
 
@@ -99,9 +106,34 @@ MetadataRecord: TypeAlias = (
     | BrokerRecord
     | BrokerStateRecord
     | UnregisterBrokerRecord
+    | ClusterRecord
     | ProducerIdsRecord
     | FeatureRecord
 )
 
-encode_record = msgspec.msgpack.Encoder().encode
+_encoder = msgspec.msgpack.Encoder()
+_records_decoder = msgspec.msgpack.Decoder(list[MetadataRecord])
+_SEVERAL = b"\xc1"  # no msgpack value begins with it
+ENTRY_BYTES_MAX = 4 * 1024 * 1024
+
+encode_record = _encoder.encode
 decode_record = msgspec.msgpack.Decoder(MetadataRecord).decode
+
+
+def encode_entries(records: Sequence[MetadataRecord]) -> list[bytes]:
+    """Records that belong together as one entry of the log, so that they are applied together, or none of them.
+
+    Only more than an entry may hold, many thousands of partitions, becomes several.
+    """
+    data = _SEVERAL + _encoder.encode(records)
+    if len(data) <= ENTRY_BYTES_MAX or len(records) == 1:
+        return [data]
+    half = len(records) // 2
+    return encode_entries(records[:half]) + encode_entries(records[half:])
+
+
+def decode_entry(data: bytes) -> list[MetadataRecord]:
+    """The records of an entry that `encode_entries` made, or a single record, as older logs and snapshots have."""
+    if data[:1] == _SEVERAL:
+        return _records_decoder.decode(memoryview(data)[1:])
+    return [decode_record(data)]

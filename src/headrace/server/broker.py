@@ -18,13 +18,14 @@ from headrace.base.ids import ID_SIZE, ZERO_ID, format_id
 from headrace.base.log import get_logger
 from headrace.base.settings import BrokerConfig, TopicConfig, broker_config, topic_config
 from headrace.cluster.image import BROKER_RESOURCE, EMPTY, TOPIC_RESOURCE, ClusterImage
-from headrace.cluster.records import BrokerRecord, MetadataRecord
+from headrace.cluster.records import MetadataRecord
 from headrace.replication.partition import Partition
 from headrace.server.broker_groups import GroupCoordinator
 from headrace.server.broker_replicas import BrokerReplicas, replica_settings
 from headrace.server.broker_txn import TransactionCoordinator
 from headrace.server.broker_verify import Verifier
 from headrace.server.fetch_sessions import FetchSessions
+from headrace.server.member import Member
 from headrace.server.metadata import MetadataStore
 from headrace.server.peers import Peers
 from headrace.server.producer_ids import ProducerIds
@@ -79,9 +80,11 @@ class Broker:
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
-    async def start(self, host: str, port: int) -> None:
-        """Take up the partitions that the metadata log assigns here, and say where this broker is reached."""
-        self.metadata.load()
+    member: Member
+    """How it reaches the rest of its cluster; given to it by the process before it starts."""
+
+    async def start(self) -> None:
+        """Take up the partitions that the metadata log assigns here."""
         image = self.image
         self._reconfigure(image)
         self.logs.load(
@@ -96,10 +99,6 @@ class Broker:
         self.logs.put_aside_strays()
         self.logs.limit_offset = self._retention_limit
         self.metadata.on_change = self._on_change
-        before = self.image.brokers.get(self.node_id)
-        epoch = 1 if before is None else before.epoch + 1
-        rack = self.config.broker_rack
-        await self.commit([BrokerRecord(self.node_id, host, port, rack, epoch)])
         self.groups.apply(EMPTY, self.image)
         self.transactions.apply(self.image)
         self._tick()

@@ -1,9 +1,11 @@
 """The broker process: puts the parts together, serves until it is told to stop, stops cleanly.
 
 The order of things is the point. The port is taken first, so that a second broker fails before it touches data; the
-directory is locked and its logs recovered; the metadata log is read and partitions taken up; only then are
-connections accepted and `ready HOST:PORT` printed. On SIGTERM or SIGINT: no new connections, what is acknowledged is
-flushed, logs are closed clean. A second signal does not hurry it: a clean stop is what makes the next start fast.
+directory is locked; other nodes are listened to, so that a quorum can come about; this broker registers, and when it
+has the metadata of its own registration takes up its partitions and opens their logs. Only then are clients served;
+and `ready HOST:PORT` is printed when the controller has let it lead. On SIGTERM or SIGINT: what is led here is handed
+over, no new connections, what is acknowledged is flushed, logs are closed clean. A second signal does not hurry it: a
+clean stop is what makes the next start fast.
 """
 
 import asyncio
@@ -15,6 +17,7 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from headrace.base.clock import SystemClock
@@ -22,13 +25,19 @@ from headrace.base.errors import KafkaError
 from headrace.base.ids import ID_SIZE, format_id
 from headrace.base.log import configure, get_logger
 from headrace.base.settings import BrokerConfig, TopicConfig, broker_config
+from headrace.cluster.control_messages import RegisterRequest
+from headrace.cluster.image import ClusterImage
+from headrace.cluster.registrant import Registrant
 from headrace.consensus import metadata_log
-from headrace.consensus.metadata_log import MetadataLog
+from headrace.consensus.raft.messages import AnyMessage, encode_message
 from headrace.consensus.snapshots import SnapshotDamaged
 from headrace.security.authorizer import AllowAll
 from headrace.security.quotas import NoQuotas
 from headrace.server.broker import Broker
+from headrace.server.controller import Controller
+from headrace.server.forwarding import Forwarding
 from headrace.server.handlers import (
+    alter_partition,
     cluster,
     configs,
     connection,
@@ -44,8 +53,14 @@ from headrace.server.handlers import (
 from headrace.server.handlers.fetch import handle_fetch
 from headrace.server.handlers.produce import handle_produce
 from headrace.server.listener import Limits, Listener
+from headrace.server.member import Member
 from headrace.server.metadata import MetadataStore
+from headrace.server.peer_link import Address
+from headrace.server.peers import Lane, Peers
+from headrace.server.quorum import Quorum, raft_settings
+from headrace.server.registration import Registration
 from headrace.server.router import DirectHandler, Handler, Router
+from headrace.server.session import Exchange
 from headrace.storage.checkpoints import CorruptIdentity, MetaProperties
 from headrace.storage.directories import DirectoryInUse
 from headrace.storage.files import DiskFileSystem, FileSystem
@@ -53,7 +68,13 @@ from headrace.storage.flusher import Flusher
 from headrace.storage.log import PartitionLog
 from headrace.storage.manager import LogManager
 from headrace.storage.memory import MemoryFileSystem
-from headrace.wire.apis import Api
+from headrace.wire.apis import (
+    PRIVATE_FORWARD,
+    PRIVATE_HEARTBEAT,
+    PRIVATE_RAFT,
+    PRIVATE_REGISTER,
+    Api,
+)
 
 HANDLERS: dict[Api, Handler] = {
     **connection.HANDLERS,
@@ -67,9 +88,14 @@ HANDLERS: dict[Api, Handler] = {
     **txn.HANDLERS,
     **txn_admin.HANDLERS,
     **txn_offsets.HANDLERS,
+    **alter_partition.HANDLERS,
 }
 WILDCARDS = ("", "0.0.0.0", "::")
 DIRECT: dict[Api, DirectHandler] = {Api.PRODUCE: handle_produce, Api.FETCH: handle_fetch}
+
+LEAVE_TIMEOUT_S = 5.0
+RESIGN_TIMEOUT_S = 1.0
+LOOK_EVERY_S = 0.01
 
 logger = get_logger(__name__)
 
@@ -127,13 +153,23 @@ async def _serve(options: ServeOptions, loop: asyncio.AbstractEventLoop) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     config = _config(options)
-    process = Process(options, config, loop)
+    process = Process(options, config, loop, stopping.set)
+    stopped = loop.create_task(stopping.wait())
+    starting = loop.create_task(process.start())
     try:
-        await process.start()
-        print(f"ready {options.host}:{process.port}", flush=True)
-        await stopping.wait()
+        await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            print(f"ready {options.host}:{process.port}", flush=True)
+            await stopped
     finally:
+        stopped.cancel()
         await process.stop()
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+    if process.failure is not None:
+        raise CannotServe(process.failure)
     return 0
 
 
@@ -151,7 +187,16 @@ def _config(options: ServeOptions) -> BrokerConfig:
 class Process:
     """The parts of a running broker, in the order they are started and the reverse in which they stop."""
 
-    def __init__(self, options: ServeOptions, config: BrokerConfig, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        options: ServeOptions,
+        config: BrokerConfig,
+        loop: asyncio.AbstractEventLoop,
+        stop: Callable[[], None],
+    ) -> None:
+        """`stop` has the process stopped; `failure` then says why, if it was not asked to."""
+        self._stop = stop
+        self.failure: str | None = None
         self._options = options
         self._config = config
         self._loop = loop
@@ -160,6 +205,11 @@ class Process:
         self._logs: LogManager | None = None
         self._flusher: Flusher[PartitionLog] | None = None
         self._broker: Broker | None = None
+        self._quorum: Quorum | None = None
+        self._peers: Peers | None = None
+        self._controller: Controller | None = None
+        self._registration: Registration | None = None
+        self._started = False
         self.port = options.port
 
     async def start(self) -> None:
@@ -173,27 +223,140 @@ class Process:
         self._listener = Listener(self._loop, self._clock, _limits(config), route, AllowAll(), NoQuotas())
         self.port = self._bind(self._listener)
         self._flusher = Flusher(self._loop, self._on_flushed)
-        self._logs = self._open_logs(self._flusher)
-        cluster_id = self._identify(self._logs)
-        log = self._logs.create(
-            metadata_log.TOPIC, metadata_log.PARTITION, metadata_log.TOPIC_ID, TopicConfig()
-        )
-        store = MetadataStore(
-            MetadataLog(log, self._flusher, config.metadata_log_max_record_bytes_between_snapshots),
-            self._clock,
-        )
-        self._broker = Broker(config, self._clock, self._loop, self._logs, self._flusher, store, cluster_id)
-        self._broker.on_config = self._take_limits
-        router = Router(self._broker, HANDLERS, DIRECT, self._broker.spawn)
+        self._logs = logs = self._open_logs(self._flusher)
         host, port = _advertised(config, options.host, self.port)
+        voters = _voters(config, host, port)
+        directory = self._identify(logs, alone=list(voters) == [config.node_id])
+        peers = self._peers = Peers(self._loop, self._clock, config.node_id, voters)
+        store = self._open_metadata(logs, self._flusher, voters, peers)
+        cluster_id = "" if directory is None else directory.cluster_id
+        broker = self._broker = Broker(
+            config, self._clock, self._loop, logs, self._flusher, store, cluster_id
+        )
+        broker.on_config = self._take_limits
+        controller = self._controller = Controller(
+            self._loop,
+            self._clock,
+            store,
+            peers,
+            lambda: broker.config,
+            lambda: cluster_id or format_id(os.urandom(ID_SIZE)),
+        )
+        forwarding = Forwarding(store, peers, HANDLERS, broker)
+        identity = RegisterRequest(
+            config.node_id, os.urandom(ID_SIZE), host, port, config.broker_rack, cluster_id
+        )
+        registration = self._registration = Registration(
+            self._loop,
+            self._clock,
+            peers,
+            store,
+            Registrant(identity, list(voters), config.broker_heartbeat_interval_ms),
+            controller,
+        )
+        broker.member = Member(store, peers, controller, forwarding, registration)
+        router = Router(
+            broker,
+            HANDLERS,
+            DIRECT,
+            broker.spawn,
+            self._private(controller, forwarding, store, broker),
+            forwarding,
+        )
+        router.ready = False
+        self._listen_to_each_other(store, peers, controller, registration)
+        self._listener.start()
         try:
-            await self._broker.start(host, port)
+            store.start()
         except SnapshotDamaged as error:
             raise CannotServe(
                 f"{error}; restore the file from a backup of the data directory, or start on another with --data"
             ) from None
+        except KafkaError as error:
+            raise CannotServe(error.message) from None
+        if "broker" in config.process_roles:
+            await registration.register()
+            self._belong(logs, directory, registration.cluster_id)
+            broker.cluster_id = registration.cluster_id
+            await broker.start()
+            router.ready = True
+            await registration.be_active()
+        self._started = True
         gc.freeze()  # what lives now lives until the end: leave it out of every later collection
-        self._listener.start()
+
+    def _open_metadata(
+        self,
+        logs: LogManager,
+        flusher: Flusher[PartitionLog],
+        voters: Mapping[int, Address],
+        peers: Peers,
+    ) -> MetadataStore:
+        config = self._config
+
+        def post(message: AnyMessage) -> None:
+            peers.link(message.to, Lane.RAFT).post(PRIVATE_RAFT, 0, encode_message(message))
+
+        log = logs.create(metadata_log.TOPIC, metadata_log.PARTITION, metadata_log.TOPIC_ID, TopicConfig())
+        self._quorum = Quorum(
+            config.node_id,
+            {node_id: f"{host}:{port}" for node_id, (host, port) in voters.items()},
+            log,
+            flusher,
+            self._clock,
+            self._loop,
+            raft_settings(config.controller_quorum_election_timeout_ms),
+            config.metadata_log_max_record_bytes_between_snapshots,
+            post,
+        )
+        self._quorum.on_fatal = self._fail
+        return MetadataStore(self._quorum)
+
+    def _private(
+        self, controller: Controller, forwarding: Forwarding, store: MetadataStore, broker: Broker
+    ) -> dict[int, DirectHandler]:
+        """What nodes say to each other."""
+
+        def take_raft(_: object, exchange: Exchange, frame: memoryview, body: int) -> None:
+            exchange.reply_nothing()
+            store.quorum.receive(frame[body:])
+
+        def take_forwarded(_: object, exchange: Exchange, frame: memoryview, body: int) -> None:
+            work = forwarding.serve(exchange, frame, body)
+            if work is not None:
+                broker.spawn(work)
+
+        return {
+            PRIVATE_RAFT: take_raft,
+            PRIVATE_REGISTER: controller.handle_register,
+            PRIVATE_HEARTBEAT: controller.handle_heartbeat,
+            PRIVATE_FORWARD: take_forwarded,
+        }
+
+    def _listen_to_each_other(
+        self, store: MetadataStore, peers: Peers, controller: Controller, registration: Registration
+    ) -> None:
+        def changed(old: ClusterImage, new: ClusterImage) -> None:
+            if old.brokers is not new.brokers:
+                peers.set_brokers({each.id: (each.host, each.port) for each in new.brokers.values()})
+            controller.changed(old, new)
+
+        def down(node_id: int, gone: bool) -> None:
+            if gone:
+                store.quorum.gone(node_id)
+                controller.gone(node_id)
+
+        store.watchers.append(changed)
+        store.on_active = controller.active
+        store.on_applied = registration.applied
+        registration.on_fatal = self._fail
+        peers.on_down.append(down)
+
+    def _fail(self, why: str) -> None:
+        """This process cannot go on."""
+        if self.failure is None:
+            self.failure = why
+            logger.error("the broker stops", extra={"fields": {"why": why}})
+            self._stop()
 
     def _take_limits(self, config: BrokerConfig) -> None:
         if self._listener is not None:
@@ -239,8 +402,8 @@ class Process:
                 "choose another with --data or mend its permissions"
             ) from None
 
-    def _identify(self, logs: LogManager) -> str:
-        """The cluster's id: what the directory says, or a new one for a new directory."""
+    def _identify(self, logs: LogManager, *, alone: bool) -> MetaProperties | None:
+        """Whose directory this is. A new one is claimed at once for a new cluster of one, else when that is known."""
         node_id = self._config.node_id
         try:
             meta = logs.identity()
@@ -249,26 +412,84 @@ class Process:
                 f"{error}; mend meta.properties in the data directory or choose another"
             ) from None
         if meta is None:
-            meta = MetaProperties(format_id(os.urandom(ID_SIZE)), node_id, format_id(os.urandom(ID_SIZE)))
-            logs.claim(meta)
+            if alone:
+                meta = MetaProperties(format_id(os.urandom(ID_SIZE)), node_id, format_id(os.urandom(ID_SIZE)))
+                logs.claim(meta)
         elif meta.node_id != node_id:
             raise CannotServe(
                 f"the data directory {logs.data_dir} belongs to node {meta.node_id}, this is node {node_id}; "
                 f"start it with --set node.id={meta.node_id} or choose another directory with --data"
             )
-        return meta.cluster_id
+        return meta
+
+    def _belong(self, logs: LogManager, directory: MetaProperties | None, cluster_id: str) -> None:
+        """Write down which cluster a new directory belongs to."""
+        if directory is None:
+            logs.claim(MetaProperties(cluster_id, self._config.node_id, format_id(os.urandom(ID_SIZE))))
 
     async def stop(self) -> None:
+        if self._started and self.failure is None:
+            await self._hand_over()
         if self._listener is not None:
             self._listener.stop_accepting()
+        if self._registration is not None:
+            self._registration.close()
+        if self._controller is not None:
+            self._controller.close()
         if self._broker is not None:
             await self._broker.stop()
+        if self._quorum is not None:
+            self._quorum.close()
+        if self._peers is not None:
+            self._peers.close()
         if self._flusher is not None:
             self._flusher.close()
         if self._listener is not None:
             self._listener.close()
         if self._logs is not None:
             self._logs.close()
+
+    async def _hand_over(self) -> None:
+        """Let others lead what is led here, and control what is controlled here, before anyone notices a stop."""
+        broker, quorum, registration = self._broker, self._quorum, self._registration
+        assert broker is not None and quorum is not None and registration is not None
+        others = [
+            each for each in broker.image.brokers.values() if each.id != broker.node_id and each.may_lead
+        ]
+        if others and self._config.controlled_shutdown_enable and "broker" in self._config.process_roles:
+            try:
+                await asyncio.wait_for(registration.leave(), LEAVE_TIMEOUT_S)
+            except TimeoutError:
+                logger.warning("what this broker leads could not be handed over in time")
+        quorum.resign()
+        looks = int(RESIGN_TIMEOUT_S / LOOK_EVERY_S)
+        while quorum.is_active and others and looks:
+            looks -= 1
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _voters(config: BrokerConfig, host: str, port: int) -> dict[int, Address]:
+    """Who votes, and where they are reached; this node alone when nothing is said of others."""
+    voters: dict[int, Address] = {}
+    for text in config.controller_quorum_voters:
+        node_id, at, address = text.partition("@")
+        name, colon, number = address.rpartition(":")
+        if not at or not colon or not name or not node_id.isdigit() or not number.isdigit():
+            raise CannotServe(f"controller.quorum.voters {text!r} should read id@host:port")
+        voters[int(node_id)] = (name.strip("[]"), int(number))
+    roles = config.process_roles
+    if not voters:
+        voters = {config.node_id: (host, port)}
+    if "controller" not in roles and config.node_id in voters:
+        raise CannotServe(
+            f"node {config.node_id} is among controller.quorum.voters; "
+            "add controller to its process.roles, or take it out of the voters"
+        )
+    if "broker" not in roles and config.node_id not in voters:
+        raise CannotServe(
+            f"node {config.node_id} is no broker by its process.roles, and not among controller.quorum.voters"
+        )
+    return voters
 
 
 def _limits(config: BrokerConfig) -> Limits:

@@ -15,6 +15,7 @@ from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import correlation, get_logger
 from headrace.security.authorizer import Operation, ResourceType
 from headrace.server.context import RequestContext
+from headrace.server.forwarding import Forwarding
 from headrace.server.session import Exchange
 from headrace.wire.apis import BETWEEN_BROKERS, SUPPORTED, Api, is_supported
 from headrace.wire.messages import Message, decode_request, encode_response
@@ -39,6 +40,7 @@ class Router:
         direct: Mapping[Api, DirectHandler],
         spawn: Spawn,
         private: Mapping[int, DirectHandler] | None = None,
+        forwarding: Forwarding | None = None,
     ) -> None:
         """`private` are the APIs between nodes: known by their key alone, refused to those who may not act for one."""
         missing = SUPPORTED.keys() - handlers.keys() - direct.keys()
@@ -48,6 +50,9 @@ class Router:
         self._direct = direct
         self._spawn = spawn
         self._private = private or {}
+        self._forwarding = forwarding
+        self.ready = True
+        """Whether clients are served; other nodes always are."""
 
     def route(self, exchange: Exchange, frame: memoryview, body: int) -> None:
         """Serve one request. Raises Malformed when its bytes are not what they claim."""
@@ -60,6 +65,9 @@ class Router:
             else:
                 exchange.drop(f"{context.principal} may not act as a node of the cluster")
             return
+        if not self.ready and api not in BETWEEN_BROKERS:
+            exchange.drop("this broker is not ready yet")
+            return
         if not is_supported(api, version) or (api in BETWEEN_BROKERS and api not in self._handlers):
             self._refuse(exchange)
             return
@@ -68,6 +76,9 @@ class Router:
                 direct(self._broker, exchange, frame, body)
                 return
             request = decode_request(api, version, bytes(frame[body:]))
+            if (forwarding := self._forwarding) is not None and forwarding.takes(api, request):
+                self._spawn(self._forward(exchange, request, bytes(frame)))
+                return
             result = self._handlers[api](self._broker, context, request)  # type: ignore[index]
             if isinstance(result, Mapping):
                 exchange.reply(encode_response(api, version, result))
@@ -75,6 +86,16 @@ class Router:
                 self._spawn(self._finish(exchange, result))
         except Malformed:
             raise
+        except KafkaError as error:
+            self._fail(exchange, error)
+        except Exception as error:
+            self._crash(exchange, error)
+
+    async def _forward(self, exchange: Exchange, request: Message, frame: bytes) -> None:
+        assert self._forwarding is not None
+        correlation.set(exchange.context)
+        try:
+            exchange.reply(await self._forwarding.forward(exchange.context, request, frame))
         except KafkaError as error:
             self._fail(exchange, error)
         except Exception as error:

@@ -156,6 +156,9 @@ BETWEEN_BROKERS: dict[Api, tuple[int, int]] = {
 PRIVATE_FROM = 20_000
 """API keys from here on are Headrace's own, between its nodes: plain headers, bodies of their own kind."""
 PRIVATE_RAFT = PRIVATE_FROM
+PRIVATE_REGISTER = PRIVATE_FROM + 1
+PRIVATE_HEARTBEAT = PRIVATE_FROM + 2
+PRIVATE_FORWARD = PRIVATE_FROM + 3
 
 
 def is_supported(api: int, version: int) -> bool:

@@ -113,6 +113,12 @@ class RaftDriver:
         self.node.persisted(number)
         self.pump()
 
+    def abandon(self) -> None:
+        """This node is not used again: whoever waits for a proposal is told that its fate is not known."""
+        proposals, self._proposals = self._proposals, deque()
+        for proposal in proposals:
+            proposal.done(self._lost())
+
     # -- effects ---------------------------------------------------------------------------------------------
 
     def _take(self, ready: Ready) -> None:

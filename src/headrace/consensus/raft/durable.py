@@ -51,6 +51,11 @@ class DurableTicket:
         self._state: Final = state
         self.log: Final = log
 
+    @property
+    def writes_state(self) -> bool:
+        """Whether there is more to do than the log's flush."""
+        return self._state is not None
+
     def run(self) -> None:
         if self._state is not None:
             quorum_state.write_state(self._fs, self._directory, self._state)
@@ -150,6 +155,11 @@ class DurableStorage:
         log = self.log
         while start < log.log_end_offset:
             data = log.read(start, max_bytes, max_offset=log.log_end_offset).read()
+            if not data:
+                raise KafkaError(
+                    ErrorCode.KAFKA_STORAGE_ERROR,
+                    f"{log.name} ends at {log.log_end_offset}, and has nothing at {start}",
+                )
             for header, batch in iter_batches(data):
                 for record in iter_records(batch):
                     if record.offset >= start:
@@ -233,7 +243,11 @@ class DurableStorage:
             return
         data = self._fs.read(path)
         base, log = parse_header(data).base_offset, self.log
-        if log.log_end_offset == base:
+        kept_end = max(header.next_offset for header, _ in iter_batches(data))
+        if log.log_end_offset <= kept_end:
+            # The cut was made. What is there of these entries was written after it, and perhaps never synced.
+            if log.log_end_offset > base:
+                log.truncate_to(base)
             log.append(
                 data,
                 leader_epoch=parse_header(data).partition_leader_epoch,

@@ -84,6 +84,7 @@ from headrace.consensus.raft.refusal import Refused
 from headrace.consensus.raft.settings import RaftSettings
 from headrace.consensus.raft.storage import RaftStorage
 
+GONE_TICKS: Final = 3  # followers of a leader that is gone stand for election within so many ticks
 SCAN_BYTES: Final = 1024 * 1024  # of the log, read at a time when a node is made
 
 
@@ -213,6 +214,16 @@ class RaftNode:
                 self.leader = None
                 self._wait_anew()
                 self._ask_to_follow()
+
+    def leader_gone(self, node: int) -> None:
+        """A node is known to be gone: when it led, do not wait to hear from it again.
+
+        Only a hint, about time: nothing that is promised depends on its being right.
+        """
+        if self.leader == node and self.leadership is None:
+            self.leader = None
+            self._elapsed = 0
+            self._timeout = 1 + self._chance.randrange(GONE_TICKS)
 
     def _ask_to_follow(self) -> None:
         others = [voter for voter in self.voters if voter != self.id]

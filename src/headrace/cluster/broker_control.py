@@ -1,0 +1,202 @@
+"""The controller's rule over brokers: who is registered, alive, fenced. Pure: events and time in, records out.
+
+Owns what only the active controller knows of brokers: when each was last heard of, and what it reported. It begins anew
+with each controller, who gives everyone a whole session's time. Invariants: a request counts only under the epoch of
+the newest registration, so that a process that was replaced changes nothing; a broker is unfenced only by its own
+heartbeat, when it has the metadata of its own registration; fencing takes leadership and ISR membership in one step.
+
+Two speeds. A broker whose process is gone (its address refuses connections) is fenced at once. One that is only silent
+is fenced when its session is over. And one that was said to be gone and then speaks under the same epoch was not gone:
+from then on only silence counts for it. Called by the server's controller and by the simulator's.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from headrace.base.errors import ErrorCode
+from headrace.cluster.control_messages import (
+    BrokerLoad,
+    HeartbeatReply,
+    HeartbeatRequest,
+    RegisterReply,
+    RegisterRequest,
+)
+from headrace.cluster.elections import Unclean, begin_anew, come_back, leave, never
+from headrace.cluster.image import BrokerRegistration, ClusterImage
+from headrace.cluster.records import (
+    BrokerRecord,
+    BrokerStateRecord,
+    MetadataRecord,
+    UnregisterBrokerRecord,
+)
+
+Records: TypeAlias = list[MetadataRecord]
+
+
+class _Session:
+    """A broker, as this controller hears it."""
+
+    __slots__ = ("epoch", "heard_ms", "load", "offset", "spoke_after_gone", "was_gone")
+
+    def __init__(self, epoch: int, now_ms: float) -> None:
+        self.epoch = epoch
+        self.heard_ms = now_ms
+        self.offset = -1
+        self.load: BrokerLoad | None = None
+        self.was_gone = False
+        self.spoke_after_gone = False
+
+
+class BrokerControl:
+    """See the module. Times are monotonic."""
+
+    def __init__(self, session_timeout_ms: Callable[[], int], unclean: Unclean = never) -> None:
+        self._session_timeout_ms = session_timeout_ms
+        self._unclean = unclean
+        self._sessions: dict[int, _Session] = {}
+
+    def begin(self, image: ClusterImage, now_ms: float) -> None:
+        """This controller is active from now on: nobody has been heard of, and everybody has a session's time."""
+        self._sessions = {
+            broker.id: _Session(broker.epoch, now_ms)
+            for broker in image.brokers.values()
+            if not broker.fenced
+        }
+
+    # -- what brokers ask ----------------------------------------------------------------------------------------------
+
+    def register(
+        self, image: ClusterImage, request: RegisterRequest, offset: int, now_ms: float
+    ) -> tuple[Records, RegisterReply]:
+        """A process wants to be a broker. `offset` is where the records will be in the log: its epoch, if they are."""
+        if request.cluster_id and image.cluster_id and request.cluster_id != image.cluster_id:
+            words = f"its data directory belongs to cluster {request.cluster_id}, this is {image.cluster_id}"
+            return [], RegisterReply(ErrorCode.INCONSISTENT_CLUSTER_ID, words)
+        before = image.brokers.get(request.node_id)
+        if before is not None and before.incarnation == request.incarnation:
+            self._sessions.setdefault(request.node_id, _Session(before.epoch, now_ms)).heard_ms = now_ms
+            return [], RegisterReply(
+                ErrorCode.NONE, epoch=before.epoch, offset=offset, cluster_id=image.cluster_id
+            )
+        if before is not None and self._is_another(before, request, now_ms):
+            words = (
+                f"a broker {request.node_id} is registered from {before.host}:{before.port}, and it is alive"
+            )
+            return [], RegisterReply(ErrorCode.DUPLICATE_BROKER_REGISTRATION, words)
+        records = begin_anew(image, request.node_id, self._unclean) if before is not None else []
+        records.append(
+            BrokerRecord(
+                request.node_id,
+                request.host,
+                request.port,
+                request.rack,
+                offset,
+                request.incarnation,
+                fenced=True,
+            )
+        )
+        self._sessions[request.node_id] = _Session(offset, now_ms)
+        return records, RegisterReply(
+            ErrorCode.NONE, epoch=offset, offset=offset + 1, cluster_id=image.cluster_id
+        )
+
+    def _is_another(self, before: BrokerRegistration, request: RegisterRequest, now_ms: float) -> bool:
+        """Whether the registered process is still there. Not when the new one has its address."""
+        if before.fenced or (before.host, before.port) == (request.host, request.port):
+            return False
+        session = self._sessions.get(before.id)
+        return session is not None and session.heard_ms + self._session_timeout_ms() > now_ms
+
+    def heartbeat(
+        self, image: ClusterImage, request: HeartbeatRequest, offset: int, now_ms: float
+    ) -> tuple[Records, HeartbeatReply]:
+        """A broker is there. The reply holds once the records are committed."""
+        broker = image.brokers.get(request.node_id)
+        if broker is None:
+            return [], HeartbeatReply(ErrorCode.BROKER_ID_NOT_REGISTERED, "this broker is not registered")
+        if broker.epoch != request.epoch:
+            words = f"its epoch is {broker.epoch}, not {request.epoch}"
+            return [], HeartbeatReply(ErrorCode.STALE_BROKER_EPOCH, words)
+        session = self._sessions.get(broker.id)
+        if session is None or session.epoch != broker.epoch:
+            session = self._sessions[broker.id] = _Session(broker.epoch, now_ms)
+        session.heard_ms = now_ms
+        session.offset = request.offset
+        session.load = request.load
+        session.spoke_after_gone = session.was_gone
+        records: Records = []
+        fenced = broker.fenced
+        if request.want_fence:
+            if not fenced:
+                records = self._fence(image, broker, controlled_shutdown=broker.controlled_shutdown)
+            fenced = True
+        elif request.want_shutdown:
+            if not broker.controlled_shutdown:
+                records = leave(image, broker.id, self._unclean, lead_on=True)
+                records.append(BrokerStateRecord(broker.id, broker.epoch, fenced, controlled_shutdown=True))
+        elif fenced and request.offset > broker.epoch:
+            records = come_back(image, broker.id, self._unclean)
+            records.append(BrokerStateRecord(broker.id, broker.epoch, fenced=False))
+            fenced = False
+        return records, HeartbeatReply(
+            ErrorCode.NONE,
+            fenced=fenced,
+            may_stop=request.want_shutdown,
+            offset=offset + 1 if records else offset,
+        )
+
+    # -- what the controller sees --------------------------------------------------------------------------------------
+
+    def gone(self, image: ClusterImage, node_id: int) -> Records:
+        """No process listens at a broker's address."""
+        broker = image.brokers.get(node_id)
+        if broker is None or broker.fenced:
+            return []
+        session = self._sessions.get(node_id)
+        if session is not None:
+            if session.spoke_after_gone:
+                return []
+            session.was_gone = True
+        return self._fence(image, broker)
+
+    def tick(self, image: ClusterImage, now_ms: float) -> Records:
+        """Fence one broker whose session is over, if there is one: the next follows on the image after that."""
+        limit = now_ms - self._session_timeout_ms()
+        for broker in image.brokers.values():
+            if broker.fenced:
+                continue
+            session = self._sessions.get(broker.id)
+            if session is None:
+                self._sessions[broker.id] = _Session(broker.epoch, now_ms)
+            elif session.heard_ms <= limit:
+                return self._fence(image, broker)
+        return []
+
+    def unregister(self, image: ClusterImage, node_id: int) -> tuple[Records, ErrorCode]:
+        """Forget a broker for good."""
+        broker = image.brokers.get(node_id)
+        if broker is None:
+            return [], ErrorCode.BROKER_ID_NOT_REGISTERED
+        self._sessions.pop(node_id, None)
+        records = leave(image, node_id, self._unclean)
+        records.append(UnregisterBrokerRecord(node_id, broker.epoch))
+        return records, ErrorCode.NONE
+
+    def _fence(
+        self, image: ClusterImage, broker: BrokerRegistration, *, controlled_shutdown: bool = False
+    ) -> Records:
+        records = leave(image, broker.id, self._unclean)
+        records.append(
+            BrokerStateRecord(broker.id, broker.epoch, fenced=True, controlled_shutdown=controlled_shutdown)
+        )
+        return records
+
+    def load(self, node_id: int) -> BrokerLoad | None:
+        """What a broker last reported."""
+        session = self._sessions.get(node_id)
+        return None if session is None else session.load
+
+    def offset(self, node_id: int) -> int:
+        """How far a broker said it has the metadata."""
+        session = self._sessions.get(node_id)
+        return -1 if session is None else session.offset

@@ -1,0 +1,196 @@
+"""Changes that a client asks of this broker and only the active controller may make: sent on, answered when seen.
+
+Owns the way to the active controller, whoever that is by the time. Invariants: a client is answered only when the image
+of the broker it asked has what the answer is about, so that it reads its own writes there; a change that finds no
+controller in time is decided here, where nothing can be committed, so that each of its parts is refused in its own
+place of the reply. A request is sent again when it may have been lost, so the second of two may find it done.
+Used by the router and by whoever in a broker needs a change made.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.log import get_logger
+from headrace.security.authorizer import ANONYMOUS, AllowAll, Principal
+from headrace.server.context import Peer, RequestContext
+from headrace.server.metadata import MetadataStore
+from headrace.server.peers import Lane, Peers
+from headrace.server.session import Exchange
+from headrace.wire.apis import PRIVATE_FORWARD, Api
+from headrace.wire.headers import encode_request_header, parse_request_header
+from headrace.wire.messages import (
+    Message,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
+from headrace.wire.primitives import Malformed
+
+if TYPE_CHECKING:
+    from headrace.server.router import Handler
+
+TIMEOUT_MS: Final = 20_000
+TIMEOUT_MIN_MS: Final = 100
+PAUSE_S: Final = 0.05
+BROKER_LOGGER: Final = 8
+
+FORWARDED: Final = frozenset(
+    {
+        Api.CREATE_TOPICS,
+        Api.DELETE_TOPICS,
+        Api.CREATE_PARTITIONS,
+        Api.ALTER_CONFIGS,
+        Api.INCREMENTAL_ALTER_CONFIGS,
+        Api.ELECT_LEADERS,
+        Api.ALTER_PARTITION_REASSIGNMENTS,
+        Api.LIST_PARTITION_REASSIGNMENTS,
+        Api.UNREGISTER_BROKER,
+        Api.DESCRIBE_QUORUM,
+        Api.ADD_RAFT_VOTER,
+        Api.REMOVE_RAFT_VOTER,
+        Api.ALLOCATE_PRODUCER_IDS,
+    }
+)
+
+_HEAD = Struct(">hq")
+logger = get_logger(__name__)
+
+
+class Forwarded(msgspec.Struct, frozen=True, array_like=True):
+    """A client's request on its way to the active controller, with who asked for it."""
+
+    kind: str
+    name: str
+    host: str
+    frame: bytes
+
+
+_decoder = msgspec.msgpack.Decoder(Forwarded)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Forwarding:
+    """See the module."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        peers: Peers,
+        handlers: "Mapping[Api, Handler]",
+        broker: object,
+    ) -> None:
+        self._metadata = metadata
+        self._peers = peers
+        self._handlers = handlers
+        self._broker = broker
+
+    # -- on the broker that was asked ----------------------------------------------------------------------------------
+
+    def takes(self, api: int, request: Message) -> bool:
+        """Whether a request is to be decided elsewhere."""
+        if api not in FORWARDED or self._metadata.is_active:
+            return False
+        if api == Api.INCREMENTAL_ALTER_CONFIGS:  # the levels of loggers are the broker's own
+            return any(resource.resource_type != BROKER_LOGGER for resource in request.resources)
+        return True
+
+    async def forward(self, context: RequestContext, request: Message, frame: bytes) -> bytes:
+        """The body of the reply to a client's request."""
+        timeout_ms = request.__dict__.get("timeout_ms", TIMEOUT_MS)
+        timeout_ms = min(max(timeout_ms, TIMEOUT_MIN_MS), TIMEOUT_MS)
+        asked = Forwarded(*context.principal, context.client_host, frame)
+        try:
+            return await self._send(asked, timeout_ms)
+        except KafkaError as error:
+            logger.warning(
+                "a change found no controller",
+                extra={"fields": {"api": context.api, "why": error.message}},
+            )
+        result = self._handlers[Api(context.api)](self._broker, context, request)
+        if not isinstance(result, Mapping):
+            result = await result
+        return encode_response(context.api, context.version, result)
+
+    async def ask(
+        self, api: Api, version: int, body: Mapping[str, Any], timeout_ms: int = TIMEOUT_MS
+    ) -> Message:
+        """Have a change made that this broker itself needs, here or by the active controller. KafkaError if not."""
+        encoded = encode_request(api, version, body)
+        if self._metadata.is_active:
+            peer = Peer(ANONYMOUS, "", AllowAll(), 0)
+            context = RequestContext(api, version, 0, None, peer, 0)
+            result = self._handlers[api](self._broker, context, decode_request(api, version, encoded))
+            if not isinstance(result, Mapping):
+                result = await result
+            return decode_response(api, version, encode_response(api, version, result))
+        frame = encode_request_header(api, version, 0, None) + encoded
+        reply = await self._send(Forwarded(*ANONYMOUS, "", frame), timeout_ms)
+        return decode_response(api, version, reply)
+
+    async def _send(self, asked: Forwarded, timeout_ms: float) -> bytes:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
+        payload = _encode(asked)
+        why = "no controller is active"
+        while (left_s := deadline - loop.time()) > 0:
+            leader = self._metadata.quorum.leader
+            if leader is not None and leader != self._peers.node_id:
+                link = self._peers.link(leader, Lane.FORWARD)
+                try:
+                    reply = await link.request_raw(PRIVATE_FORWARD, 0, payload, left_s * 1000)
+                    code, offset = _HEAD.unpack_from(reply)
+                    if code == ErrorCode.NONE:
+                        await asyncio.wait_for(self._metadata.until(offset), max(0.1, deadline - loop.time()))
+                        return bytes(reply[_HEAD.size :])
+                    why = f"node {leader} is not the active controller"
+                except KafkaError as error:
+                    why = error.message
+                except TimeoutError:
+                    why = "the change was made, and is not known here yet"
+                    break
+            await asyncio.sleep(PAUSE_S)
+        raise KafkaError(
+            ErrorCode.REQUEST_TIMED_OUT, f"The active controller could not be reached in time: {why}."
+        )
+
+    # -- on the active controller --------------------------------------------------------------------------------------
+
+    def serve(self, exchange: Exchange, frame: memoryview, body: int) -> "Coroutine[Any, Any, None] | None":
+        """Decide a request that another broker has sent on."""
+        if not self._metadata.is_active:
+            exchange.reply(_HEAD.pack(ErrorCode.NOT_CONTROLLER, -1))
+            return None
+        try:
+            asked = _decoder.decode(bytes(frame[body:]))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Malformed(str(error)) from None
+        header = parse_request_header(asked.frame)
+        peer = Peer(Principal(asked.kind, asked.name), asked.host, exchange.context.peer.authorizer, 0)
+        context = RequestContext(
+            header.api,
+            header.version,
+            header.correlation_id,
+            header.client_id,
+            peer,
+            exchange.context.throttle_ms,
+        )
+        request = decode_request(header.api, header.version, asked.frame, header.body)
+        return self._decide(exchange, context, request)
+
+    async def _decide(self, exchange: Exchange, context: RequestContext, request: Message) -> None:
+        handle: Callable[..., Any] = self._handlers[Api(context.api)]
+        try:
+            result = handle(self._broker, context, request)
+            if not isinstance(result, Mapping):
+                result = await result
+        except KafkaError as error:
+            result = {"error_code": error.code, "error_message": error.message}
+        body = encode_response(context.api, context.version, result)
+        head = _HEAD.pack(ErrorCode.NONE, self._metadata.applied_offset)
+        exchange.reply(head + body)

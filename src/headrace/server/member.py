@@ -1,0 +1,104 @@
+"""A broker as a member of its cluster: the parts by which it reaches the others, for handlers and for replication.
+
+Owns nothing of its own; it puts together the links, the controller of this node, the way to the active one, and the
+registration. Invariant: whatever is proposed carries the epoch that this very process is registered under. Made by the
+process, given to the broker.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.cluster.partition_control import IsrProposal
+from headrace.server.controller import Answered, Controller
+from headrace.server.forwarding import Forwarding
+from headrace.server.metadata import MetadataStore
+from headrace.server.peers import Lane, Peers
+from headrace.server.registration import Registration
+from headrace.wire.apis import Api
+from headrace.wire.messages import Message, decode_response, encode_request
+from headrace.wire.primitives import Malformed
+
+ALTER_PARTITION_VERSION = 3
+ALTER_PARTITION_TIMEOUT_MS = 5_000
+
+
+class Member:
+    """See the module."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        peers: Peers,
+        controller: Controller,
+        forwarding: Forwarding,
+        registration: Registration,
+    ) -> None:
+        self.metadata = metadata
+        self.peers = peers
+        self.controller = controller
+        self.forwarding = forwarding
+        self.registration = registration
+
+    @property
+    def leader(self) -> int | None:
+        """The active controller, as far as this node knows."""
+        return self.metadata.quorum.leader
+
+    def alter_partitions(self, proposals: Sequence[IsrProposal], answered: Answered) -> None:
+        """Propose ISRs to the active controller; `answered` gets an error for each, or None when there is no answer.
+
+        The answer says only whether to ask again: what the ISR is, the image tells.
+        """
+        leader = self.leader
+        if leader is None:
+            answered(None)
+            return
+        if leader == self.peers.node_id:
+            self.controller.propose_isrs(leader, self.registration.epoch, proposals, answered)
+            return
+        body = encode_request(
+            Api.ALTER_PARTITION,
+            ALTER_PARTITION_VERSION,
+            _request(self.peers.node_id, self.registration.epoch, proposals),
+        )
+
+        def done(view: memoryview | None, error: KafkaError | None) -> None:
+            if view is None:
+                answered(None)
+                return
+            try:
+                reply = decode_response(Api.ALTER_PARTITION, ALTER_PARTITION_VERSION, bytes(view))
+            except Malformed:
+                answered(None)
+                return
+            answered(_errors(reply, proposals))
+
+        link = self.peers.link(leader, Lane.CONTROL)
+        link.call(Api.ALTER_PARTITION, ALTER_PARTITION_VERSION, [body], done, ALTER_PARTITION_TIMEOUT_MS)
+
+
+def _request(node_id: int, epoch: int, proposals: Sequence[IsrProposal]) -> dict[str, Any]:
+    topics: dict[bytes, list[dict[str, Any]]] = {}
+    for proposal in proposals:
+        topics.setdefault(proposal.topic_id, []).append(
+            {
+                "partition_index": proposal.index,
+                "leader_epoch": proposal.leader_epoch,
+                "new_isr_with_epochs": [{"broker_id": m, "broker_epoch": e} for m, e in proposal.isr],
+                "partition_epoch": proposal.partition_epoch,
+            }
+        )
+    named = [{"topic_id": topic_id, "partitions": partitions} for topic_id, partitions in topics.items()]
+    return {"broker_id": node_id, "broker_epoch": epoch, "topics": named}
+
+
+def _errors(reply: Message, proposals: Sequence[IsrProposal]) -> list[ErrorCode] | None:
+    if reply.error_code != ErrorCode.NONE:
+        return None
+    codes = {
+        (topic.topic_id, partition.partition_index): ErrorCode(partition.error_code)
+        for topic in reply.topics
+        for partition in topic.partitions
+    }
+    return [codes.get((each.topic_id, each.index), ErrorCode.UNKNOWN_SERVER_ERROR) for each in proposals]
