@@ -23,8 +23,8 @@ from headrace.cluster.control_messages import (
     RegisterRequest,
 )
 
-RETRY_MS = 100.0
-RETRY_MAX_MS = 1000.0
+RETRY_MS = 50.0
+RETRY_MAX_MS = 300.0
 
 
 class State(Enum):

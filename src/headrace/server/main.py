@@ -94,6 +94,8 @@ WILDCARDS = ("", "0.0.0.0", "::")
 DIRECT: dict[Api, DirectHandler] = {Api.PRODUCE: handle_produce, Api.FETCH: handle_fetch}
 
 LEAVE_TIMEOUT_S = 5.0
+HEADLESS_S = 0.5
+"""How long a broker that stops waits for a controller while there is none: all may be stopping."""
 RESIGN_TIMEOUT_S = 1.0
 LOOK_EVERY_S = 0.01
 
@@ -350,6 +352,7 @@ class Process:
         store.on_applied = registration.applied
         registration.on_fatal = self._fail
         peers.on_down.append(down)
+        peers.on_up.append(store.quorum.reached)
 
     def _fail(self, why: str) -> None:
         """This process cannot go on."""
@@ -457,10 +460,16 @@ class Process:
             each for each in broker.image.brokers.values() if each.id != broker.node_id and each.may_lead
         ]
         if others and self._config.controlled_shutdown_enable and "broker" in self._config.process_roles:
-            try:
-                await asyncio.wait_for(registration.leave(), LEAVE_TIMEOUT_S)
-            except TimeoutError:
-                logger.warning("what this broker leads could not be handed over in time")
+            leaving = self._loop.create_task(registration.leave())
+            headless = 0
+            for _ in range(int(LEAVE_TIMEOUT_S / LOOK_EVERY_S)):
+                headless = 0 if quorum.leader is not None else headless + 1
+                if leaving.done() or headless * LOOK_EVERY_S > HEADLESS_S:
+                    break
+                await asyncio.wait((leaving,), timeout=LOOK_EVERY_S)
+            if not leaving.done():
+                leaving.cancel()
+                logger.warning("what this broker leads could not be handed over: no controller answers")
         quorum.resign()
         looks = int(RESIGN_TIMEOUT_S / LOOK_EVERY_S)
         while quorum.is_active and others and looks:

@@ -210,6 +210,11 @@ class Quorum:
             node = self._driver.node
             self._run(lambda: node.leader_gone(node_id))
 
+    def reached(self, node_id: int) -> None:
+        """A node can be reached, as it could not before: if it votes and nobody leads, there may be a majority now."""
+        if self._driver is not None and node_id in self._driver.node.voters:
+            self._run(self._driver.node.hasten)
+
     def follow(self, node_ids: Sequence[int]) -> None:
         """Nodes that are to be sent the log: they need not ask a new leader for it."""
         driver = self._driver

@@ -222,8 +222,12 @@ class RaftNode:
         """
         if self.leader == node and self.leadership is None:
             self.leader = None
-            self._elapsed = 0
-            self._timeout = 1 + self._chance.randrange(GONE_TICKS)
+            self.hasten()
+
+    def hasten(self) -> None:
+        """Stand for election soon, if there is no leader: others can be reached again. Only a hint, as the above."""
+        if self.leader is None and self.leadership is None:
+            self._timeout = min(self._timeout, self._elapsed + 1 + self._chance.randrange(GONE_TICKS))
 
     def _ask_to_follow(self) -> None:
         others = [voter for voter in self.voters if voter != self.id]
