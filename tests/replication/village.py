@@ -14,11 +14,12 @@ from itertools import count
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.settings import topic_config
 from headrace.cluster.image import EMPTY, ClusterImage, apply
+from headrace.cluster.partition_control import IsrProposal
 from headrace.cluster.records import BrokerRecord, PartitionRecord, TopicRecord
 from headrace.records.builder import build_batch, iter_records
 from headrace.replication.fetcher import FetchLimits
 from headrace.replication.isr import Answered
-from headrace.replication.partition import IsrProposal, Partition
+from headrace.replication.partition import Partition
 from headrace.replication.replicas import Replicas, ReplicaSettings
 from headrace.replication.serving import FetchReply
 from headrace.storage.log import PartitionLog

@@ -14,7 +14,8 @@ from itertools import islice
 from typing import NamedTuple, Protocol, TypeAlias
 
 from headrace.base.errors import ErrorCode
-from headrace.replication.partition import IsrProposal, Partition
+from headrace.cluster.partition_control import IsrProposal
+from headrace.replication.partition import Partition
 
 BATCH_MAX = 2_000
 """Partitions in one request: what a restarted broker with very many of them is brought back with, in turns."""

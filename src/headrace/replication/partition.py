@@ -29,34 +29,25 @@ that offset (`epoch_start`) it tells nobody where the log ends, as KIP-207 has i
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.cluster.image import PartitionRegistration
+from headrace.cluster.partition_control import ANY_EPOCH, IsrProposal
+from headrace.records.batch import crc_ok, parse_header
 from headrace.replication.follower import Follower
+from headrace.replication.waiters import Done, Wake, after_both, release
+from headrace.storage import trims
 from headrace.storage.epochs import EpochEntry
 from headrace.storage.log import Appended, LogSlice, PartitionLog
 from headrace.storage.origin import Origin
-
-Done: TypeAlias = Callable[[ErrorCode], None]
-Wake: TypeAlias = Callable[[], None]
 
 READ_COMMITTED = 1
 FLUSH_EVERY_BATCH = 1  # flush.messages at which nothing unflushed may be read
 PROPOSAL_MS = 2_000
 """How long a proposal may be under way before it is made again."""
+NO_FOLLOWERS: dict[int, Follower] = {}  # shared by all partitions without any: never changed
 NOWHERE = -2
 """The node of a partition that no image was taken up for yet."""
-
-
-class IsrProposal(NamedTuple):
-    """What a leader asks the controller for; new replicas with the broker epochs they fetch under, others with -1."""
-
-    topic_id: bytes
-    index: int  # type: ignore[assignment]
-    leader_epoch: int
-    partition_epoch: int
-    isr: tuple[tuple[int, int], ...]
 
 
 class Partition:
@@ -70,6 +61,7 @@ class Partition:
         "_low_waiters",
         "_needed",
         "_readers",
+        "damaged_at",
         "epoch_start",
         "followers",
         "high_watermark",
@@ -80,6 +72,7 @@ class Partition:
         "leader_epoch",
         "log",
         "node_id",
+        "on_trouble",
         "partition_epoch",
         "replicas",
         "resigning",
@@ -111,16 +104,19 @@ class Partition:
         self.high_watermark = end if high_watermark is None else min(high_watermark, end)
         self.epoch_start = self.high_watermark
         """The log's end when this broker began to lead; the high watermark is not told before it reached this."""
-        self.followers: dict[int, Follower] = {}
+        self.followers = NO_FOLLOWERS
         self.resigning = False
-        """This leader wants another to lead: its disk does not take, or does not give, what it should."""
+        """This leader wants another to lead: its disk does not take what it should."""
+        self.damaged_at: int | None = None
+        """An offset that the disk does not give back as it was: a leader resigns, a follower fetches it anew."""
+        self.on_trouble: Callable[[Partition], None] = _ignore
         self._needed: tuple[Follower, ...] = ()  # of the maximal ISR, without the leader
         self._hoped: frozenset[int] = frozenset()  # replicas of proposals that may still come true
         self._asked_ms: float | None = None
         self._acks: deque[tuple[int, Done]] | None = None
         self._flushes: deque[tuple[int, Done]] | None = None
         self._readers: dict[Wake, None] | None = None
-        self._low_waiters: list[Wake] = []
+        self._low_waiters: list[Wake] | None = None
 
     # -- the role ------------------------------------------------------------------------------------------------------
 
@@ -164,7 +160,7 @@ class Partition:
         self.log.epochs.truncate_from_end(self.log.log_end_offset)
         for follower in self.followers.values():
             self._refuse_follower(follower)
-        self.followers = {}
+        self.followers = NO_FOLLOWERS
         self.fail_waiters(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def leave(self) -> None:
@@ -173,7 +169,7 @@ class Partition:
         self.leader = NOWHERE
         for follower in self.followers.values():
             self._refuse_follower(follower)
-        self.followers, self._needed = {}, ()
+        self.followers, self._needed = NO_FOLLOWERS, ()
         self.fail_waiters(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     def _know_followers(self, now_ms: float) -> None:
@@ -183,6 +179,8 @@ class Partition:
             return
         for node_id in self.followers.keys() - set(self.replicas):
             self._refuse_follower(self.followers.pop(node_id))
+        if self.followers is NO_FOLLOWERS:
+            self.followers = {}
         for node_id in self.replicas:
             if node_id != self.node_id and node_id not in self.followers:
                 self.followers[node_id] = Follower(node_id, self.topic_id, self.index, now_ms)
@@ -222,7 +220,13 @@ class Partition:
         """Append what a producer sent. The caller then waits with `when_safe` or not, by its acks."""
         if not self.is_leader:
             self.check_leader()
-        appended = self.log.append(records, leader_epoch=self.leader_epoch, now_ms=now_ms)
+        try:
+            appended = self.log.append(records, leader_epoch=self.leader_epoch, now_ms=now_ms)
+        except KafkaError as error:
+            self._note_trouble(error)
+            raise
+        if self.resigning:
+            self.resigning = False  # there is room again
         if not appended.duplicate:
             if self.followers:
                 self._wake_followers()
@@ -232,13 +236,37 @@ class Partition:
     def append_from_coordinator(self, batches: bytes, now_ms: int) -> Appended:
         """Append what a coordinator of this broker wants stored. It waits with `when_safe`, always."""
         self.check_leader()
-        appended = self.log.append(
-            memoryview(batches), leader_epoch=self.leader_epoch, now_ms=now_ms, origin=Origin.COORDINATOR
-        )
+        try:
+            appended = self.log.append(
+                memoryview(batches), leader_epoch=self.leader_epoch, now_ms=now_ms, origin=Origin.COORDINATOR
+            )
+        except KafkaError as error:
+            self._note_trouble(error)
+            raise
         if self.followers:
             self._wake_followers()
         self.advance()
         return appended
+
+    def _note_trouble(self, error: KafkaError) -> None:
+        """A write that the disk refused: with others in sync, one of them should lead."""
+        if error.code is ErrorCode.KAFKA_STORAGE_ERROR and not self.resigning and len(self.isr) > 1:
+            self.resigning = True
+            self.on_trouble(self)
+
+    def note_damage(self, offset: int) -> None:
+        """What lies at `offset` is not what was written."""
+        if self.damaged_at is None and len(self.replicas) > 1:
+            self.damaged_at = offset
+            self.on_trouble(self)
+
+    def verify(self, offset: int) -> bool:
+        """Whether the batch at `offset` is as it was written; reads it, so only where there is doubt."""
+        try:
+            data = self.log.read(offset, 1, max_offset=self.log.log_end_offset).read()
+            return not data or crc_ok(data, 0, parse_header(data).size)
+        except KafkaError as error:
+            return error.code is not ErrorCode.CORRUPT_MESSAGE
 
     def _wake_followers(self) -> None:
         for follower in self.followers.values():
@@ -271,7 +299,7 @@ class Partition:
             if self._acks is None:
                 self._acks = deque()
             if flushed and self.log.flushed_offset < offset:
-                done = _after_both(done)
+                done = after_both(done)
             self._acks.append((offset, done))
         if flushed and self.log.flushed_offset < offset:
             if self._flushes is None:
@@ -295,7 +323,7 @@ class Partition:
             error = ErrorCode.NONE
             if len(self.isr) < self.min_insync:
                 error = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
-            _release(self._acks, limit, error)
+            release(self._acks, limit, error)
         if self._readers:
             self.wake_readers()
         if self.followers:
@@ -315,7 +343,7 @@ class Partition:
             self.fail_waiters(ErrorCode.KAFKA_STORAGE_ERROR)
             return
         if self._flushes:
-            _release(self._flushes, self.log.flushed_offset, ErrorCode.NONE)
+            release(self._flushes, self.log.flushed_offset, ErrorCode.NONE)
         self.advance()
 
     def fail_waiters(self, error: ErrorCode) -> None:
@@ -371,7 +399,9 @@ class Partition:
         self._count_needed()
         self._asked_ms = now_ms
         followers = self.followers
-        isr = tuple([(node, -1 if node in self.isr else followers[node].broker_epoch) for node in wanted])
+        isr = tuple(
+            [(node, ANY_EPOCH if node in self.isr else followers[node].broker_epoch) for node in wanted]
+        )
         return IsrProposal(self.topic_id, self.index, self.leader_epoch, self.partition_epoch, isr)
 
     def proposal_refused(self) -> None:
@@ -393,7 +423,7 @@ class Partition:
                     wanted.append(node_id)
             elif self.may_join(follower, eligible):
                 wanted.append(node_id)
-        if self.resigning and len(wanted) > 1:
+        if (self.resigning or self.damaged_at is not None) and len(wanted) > 1:
             wanted.remove(self.node_id)
         return wanted
 
@@ -422,6 +452,18 @@ class Partition:
         self.high_watermark = min(self.high_watermark, end)
         return end
 
+    def fetch_damaged_anew(self) -> bool:
+        """Put aside the segment with the damage, and what follows it, to be fetched again; whether that was done.
+
+        Only outside the ISR: a member of it must not lose what others count on it to have.
+        """
+        if self.damaged_at is None or self.is_leader or self.node_id in self.isr:
+            return False
+        end = trims.quarantine(self.log, self.damaged_at)
+        self.high_watermark = min(self.high_watermark, end)
+        self.damaged_at = None
+        return True
+
     def start_over(self, offset: int) -> None:
         """Drop everything: the leader's log begins past the end of this one."""
         self.log.truncate_fully(offset)
@@ -444,7 +486,12 @@ class Partition:
     def read(self, offset: int, max_bytes: int, isolation: int, min_one_batch: bool) -> LogSlice:
         """Byte ranges from `offset` to the end of what the reader may see."""
         limit = self.last_stable_offset() if isolation == READ_COMMITTED else self.high_watermark
-        return self.log.read(offset, max_bytes, max_offset=limit, min_one_batch=min_one_batch)
+        try:
+            return self.log.read(offset, max_bytes, max_offset=limit, min_one_batch=min_one_batch)
+        except KafkaError as error:
+            if error.code is ErrorCode.CORRUPT_MESSAGE:
+                self.note_damage(offset)
+            raise
 
     def aborted_in(self, offset: int, found: LogSlice) -> list[tuple[int, int]]:
         """(producer id, first offset) of the aborted transactions with records in what `read` gave from `offset` on."""
@@ -486,33 +533,18 @@ class Partition:
 
     def when_deleted(self, wake: Wake) -> None:
         """Have `wake` called whenever the low watermark may have moved, until `not_waiting`."""
+        if self._low_waiters is None:
+            self._low_waiters = []
         self._low_waiters.append(wake)
 
     def not_waiting(self, wake: Wake) -> None:
         """`wake` need not be called any more."""
-        self._low_waiters = [waiter for waiter in self._low_waiters if waiter != wake]
+        self._low_waiters = [waiter for waiter in self._low_waiters or () if waiter != wake] or None
 
     def _wake_low_waiters(self) -> None:
-        for wake in list(self._low_waiters):
+        for wake in list(self._low_waiters or ()):
             wake()
 
 
-def _release(waiters: deque[tuple[int, Done]], reached: int, error: ErrorCode) -> None:
-    """Tell those who waited for an offset that is reached. They stand in the order of their offsets."""
-    while waiters and waiters[0][0] <= reached:
-        waiters.popleft()[1](error)
-
-
-def _after_both(done: Done) -> Done:
-    """A callback for two waits: passes on the second success or the first failure, once."""
-    left = 2
-
-    def either(error: ErrorCode) -> None:
-        nonlocal left
-        if left == 0:
-            return
-        left = 0 if error is not ErrorCode.NONE else left - 1
-        if left == 0:
-            done(error)
-
-    return either
+def _ignore(partition: Partition) -> None:
+    """Trouble of a partition that nobody looks after."""

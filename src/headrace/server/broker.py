@@ -86,6 +86,8 @@ class Broker:
     async def start(self) -> None:
         """Take up the partitions that the metadata log assigns here."""
         image = self.image
+        self.peers = self.member.peers
+        self.replication.connect(self.peers, self.member)
         self._reconfigure(image)
         self.logs.load(
             Wanted(topic.name, index, topic.id, self.topic_config(topic.name))

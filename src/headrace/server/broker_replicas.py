@@ -14,9 +14,10 @@ from headrace.base.clock import Timer
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
 from headrace.base.settings import BrokerConfig
+from headrace.cluster.partition_control import IsrProposal
 from headrace.replication.fetcher import FetchLimits
 from headrace.replication.isr import Answered, Controller
-from headrace.replication.partition import IsrProposal, Partition
+from headrace.replication.partition import Partition
 from headrace.replication.replicas import Replicas, ReplicaSettings
 from headrace.replication.serving import FetchReply
 from headrace.server.peers import Lane, Peers

@@ -35,9 +35,9 @@ from headrace.storage.segment import (
     Segment,
 )
 from headrace.storage.swaps import CLEANED_SUFFIX, SWAP_SUFFIX
+from headrace.storage.trims import spare_name
 from headrace.storage.txn_index import TXN_INDEX_SUFFIX
 
-CORRUPT_SUFFIX: Final = ".corrupt"
 OFFSET_MAX: Final = 2**63 - 1
 LEFTOVER_SUFFIXES: Final = (DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")
 
@@ -290,7 +290,7 @@ class _Opening:
             },
         )
         if keep or self._batch_follows(segment, scanned):
-            copy = self.fs.open(self._spare_name(segment.log_path), create=True)
+            copy = self.fs.open(spare_name(self.fs, segment.log_path), create=True)
             copy.pwrite(segment.file().pread(cut_bytes, scanned.valid_bytes), 0)
             copy.sync()
         segment.cut(scanned.valid_bytes)
@@ -311,7 +311,7 @@ class _Opening:
             if not segment.size:
                 self.fs.remove(segment.log_path)
                 continue
-            spare = self._spare_name(segment.log_path)
+            spare = spare_name(self.fs, segment.log_path)
             logger.error(
                 "segment behind a hole put aside",
                 extra={
@@ -326,14 +326,6 @@ class _Opening:
             )
             self.fs.rename(segment.log_path, spare)
         self.fs.sync_dir(self.directory)
-
-    def _spare_name(self, path: str) -> str:
-        name = path + CORRUPT_SUFFIX
-        number = 0
-        while self.fs.exists(name):
-            number += 1
-            name = f"{path}{CORRUPT_SUFFIX}.{number}"
-        return name
 
     def _load_epochs(self, synced: int) -> None:
         """Take the epochs from their checkpoint, or from the headers of the first `synced` segments."""

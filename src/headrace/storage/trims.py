@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
+from headrace.storage.files import FileSystem
 from headrace.storage.producers import rebuild_producers
 from headrace.storage.segment import Segment
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 DELETED_AT_ONCE_MAX: Final = (
     50  # segments of a log; the rest waits for the next tick, so that the loop does not
 )
+
+CORRUPT_SUFFIX: Final = ".corrupt"
 
 logger = get_logger(__name__)
 
@@ -201,6 +204,50 @@ def truncate_fully(log: "PartitionLog", new_start: int) -> None:
     logger.info(
         "log truncated fully", extra={"fields": {"partition": log.name, "log_start_offset": new_start}}
     )
+
+
+def quarantine(log: "PartitionLog", offset: int) -> int:
+    """Cut the log where the segment with `offset` begins, and keep that one under another name; the new end offset.
+
+    Nothing of the segment is read: what it holds is not to be trusted. The caller gets its records from elsewhere, and
+    writes its checkpoint before it appends them, as after a truncation.
+    """
+    number = log.segment_number(offset)
+    damaged, following = log.segments[number], log.segments[number + 1 :]
+    end_offset = max(damaged.base_offset, log.log_start_offset)
+    log.excuse([damaged, *following])
+    for segment in reversed(following):
+        log.garbage += segment.discard()
+    damaged.forget()
+    damaged.remove_indexes()
+    spare = spare_name(log.fs, damaged.log_path)
+    with contextlib.suppress(FileNotFoundError):
+        log.fs.rename(damaged.log_path, spare)
+    log.fs.sync_dir(log.directory)
+    logger.error(
+        "damaged segment put aside",
+        extra={
+            "fields": {"partition": log.name, "file": damaged.log_path, "renamed": spare, "offset": offset}
+        },
+    )
+    if number == 0:
+        log.replace_segments([Segment(log.fs, log.directory, damaged.base_offset)], truncated=True)
+        truncate_fully(log, end_offset)
+        return end_offset
+    fresh = Segment(log.fs, log.directory, damaged.base_offset)
+    fresh.create()
+    _finish_truncation(log, [*log.segments[:number], fresh], end_offset)
+    return end_offset
+
+
+def spare_name(fs: FileSystem, path: str) -> str:
+    """A name beside `path` that is free, for a file that cannot be served."""
+    name = path + CORRUPT_SUFFIX
+    number = 0
+    while fs.exists(name):
+        number += 1
+        name = f"{path}{CORRUPT_SUFFIX}.{number}"
+    return name
 
 
 def _finish_truncation(log: "PartitionLog", segments: list[Segment], end_offset: int) -> None:
