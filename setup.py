@@ -10,8 +10,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-NAMES = ("_arrow", "_arrow_rows", "_codec", "_compaction")
 FOLDER = Path("src", "headrace", "records")
+NAMES = sorted(path.stem for path in FOLDER.glob("_*.pxd"))
 
 
 def say(text: str) -> None:

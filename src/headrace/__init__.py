@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from headrace.base.errors import KafkaError as KafkaError
     from headrace.client.admin import Admin as Admin
     from headrace.client.admin import NewTopic as NewTopic
-    from headrace.client.batches import Delivery as Delivery
-    from headrace.client.batches import RecordMetadata as RecordMetadata
     from headrace.client.commits import OffsetAndMetadata as OffsetAndMetadata
     from headrace.client.consumer import Consumer as Consumer
     from headrace.client.fetched import ConsumerRecord as ConsumerRecord
     from headrace.client.group import RebalanceListener as RebalanceListener
     from headrace.client.producer import Producer as Producer
     from headrace.client.topics import TopicPartition as TopicPartition
+    from headrace.records.codec import Delivery as Delivery
+    from headrace.records.codec import RecordMetadata as RecordMetadata
 
 __version__ = "0.1.0"
 
@@ -26,14 +26,14 @@ _HOME = {
     "Admin": "client.admin",
     "Consumer": "client.consumer",
     "ConsumerRecord": "client.fetched",
-    "Delivery": "client.batches",
+    "Delivery": "records.codec",
     "ErrorCode": "base.errors",
     "KafkaError": "base.errors",
     "NewTopic": "client.admin",
     "OffsetAndMetadata": "client.commits",
     "Producer": "client.producer",
     "RebalanceListener": "client.group",
-    "RecordMetadata": "client.batches",
+    "RecordMetadata": "records.codec",
     "TopicPartition": "client.topics",
 }
 

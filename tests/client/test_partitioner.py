@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,15 @@ from kafka.partitioner.default import murmur2 as kafka_python_murmur2
 
 from headrace.base.errors import ErrorCode
 from headrace.client.cluster import NO_NODE, PartitionInfo, TopicInfo
-from headrace.client.partitioner import StickyPartitioner, murmur2, positive_hash
+from headrace.client.partitioner import (
+    LoadAware,
+    NodeLoad,
+    RangePartitioner,
+    RoundRobin,
+    Sticky,
+    murmur2,
+    named_partitioner,
+)
 
 
 def topic(leaders: list[int]) -> TopicInfo:
@@ -46,30 +55,65 @@ def test_the_hash_equals_kafka_pythons(data: bytes) -> None:
     assert murmur2(data) == kafka_python_murmur2(data) & 0xFFFFFFFF
 
 
-def test_a_key_always_goes_to_the_partition_of_its_hash_also_without_a_leader() -> None:
-    partitioner = StickyPartitioner(100, random.Random(1))
-    info = topic([1, NO_NODE, 1])
-    for number in range(100):
-        key = b"%d" % number
-        assert partitioner(info, key, 10) == positive_hash(key) % 3
+def test_a_named_partitioner_places_keys_by_their_hash_unless_told_not_to() -> None:
+    def named(name: str, ignore_keys: bool = False) -> Any:
+        return named_partitioner(
+            name, ignore_keys=ignore_keys, source=random.Random(1), loads={}, clock_s=lambda: 0.0
+        )
+
+    assert named("default").by_key
+    assert named("load_aware").by_key
+    assert not named("default", ignore_keys=True).by_key
+    assert not named("sticky").by_key
 
 
-def test_records_without_a_key_stay_until_a_batch_is_full_then_move() -> None:
-    partitioner = StickyPartitioner(100, random.Random(1))
-    info = topic([1, 1, 1])
-    chosen = [partitioner(info, None, 10) for _ in range(40)]
-    runs = [chosen[at : at + 10] for at in range(0, 40, 10)]
-    assert all(len(set(run)) == 1 for run in runs)
-    assert all(one[0] != next_one[0] for one, next_one in pairwise(runs))
-
-
-def test_records_without_a_key_spread_evenly_over_partitions_that_have_a_leader() -> None:
-    partitioner = StickyPartitioner(100, random.Random(1))
+def test_batches_without_a_key_move_and_spread_evenly_over_partitions_that_have_a_leader() -> None:
+    partitioner = Sticky(random.Random(1))
     info = topic([1, NO_NODE, 1, 1])
-    counts = Counter(partitioner(info, None, 50) for _ in range(6_000))
+    chosen = [NO_NODE]
+    for _ in range(6_000):
+        chosen.append(partitioner.choose(info, chosen[-1]))
+    assert all(one != other for one, other in pairwise(chosen))
+    counts = Counter(chosen[1:])
     assert set(counts) == {0, 2, 3}
     assert min(counts.values()) > 1_500
 
 
 def test_a_topic_without_any_leader_still_gets_a_partition() -> None:
-    assert StickyPartitioner(100, random.Random(1))(topic([NO_NODE]), None, 1) == 0
+    assert Sticky(random.Random(1)).choose(topic([NO_NODE]), NO_NODE) == 0
+
+
+def test_round_robin_gives_each_partition_with_a_leader_its_turn() -> None:
+    partitioner = RoundRobin()
+    info = topic([1, NO_NODE, 1, 1])
+    assert [partitioner(info, b"same", None) for _ in range(6)] == [0, 2, 3, 0, 2, 3]
+
+
+def test_range_keeps_the_order_of_keys() -> None:
+    info = topic([1, 1, 1, 1])
+    keys = sorted(bytes([number]) for number in range(256))
+    places = [RangePartitioner()(info, key, None) for key in keys]
+    assert places == sorted(places)
+    assert Counter(places) == {0: 64, 1: 64, 2: 64, 3: 64}
+    cut = RangePartitioner([b"g", b"p"])
+    assert [cut(info, key, None) for key in (b"a", b"g", b"o", b"p", b"z")] == [0, 1, 1, 2, 2]
+    with pytest.raises(ValueError, match="ascending"):
+        RangePartitioner([b"p", b"g"])
+
+
+def test_load_aware_prefers_leaders_that_answer_soon_and_do_not_throttle() -> None:
+    loads = {1: NodeLoad(), 2: NodeLoad(), 3: NodeLoad()}
+    for _ in range(50):
+        loads[1].answered(1.0)
+        loads[2].answered(9.0)
+        loads[3].answered(1.0)
+    loads[3].throttled_until_s = 10.0
+    now_s = 0.0
+    partitioner = LoadAware(random.Random(1), loads, lambda: now_s)
+    info = topic([1, 2, 3])
+    counts = Counter(partitioner.choose(info, NO_NODE) for _ in range(2_000))
+    assert counts[0] > 5 * counts[1] > 0, "the slow leader gets about a ninth"
+    assert counts[2] < counts[1], "the throttling leader gets next to nothing"
+    now_s = 11.0
+    counts = Counter(partitioner.choose(info, NO_NODE) for _ in range(2_000))
+    assert counts[2] > 5 * counts[1], "and its share again when it stops"

@@ -166,7 +166,7 @@ def test_a_full_buffer_makes_send_wait_and_then_say_so() -> None:
             request_timeout_ms=60_000,
             delivery_timeout_ms=120_000,
         ) as producer:
-            while producer.buffered_bytes < 800:
+            while producer.buffered_bytes < 900:
                 await producer.send(TOPIC, bytes(100))
             with pytest.raises(BufferFull, match="had no room for 3000 ms") as caught:
                 await producer.send(TOPIC, bytes(100))

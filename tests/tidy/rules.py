@@ -129,7 +129,7 @@ Rule = Callable[[Source], Iterator[str]]
 def allowed_layers(layer: str) -> set[str]:
     """The layers that this one may import; the package's root has the names of the client and the command line."""
     if not layer:
-        return {"base", "client", "cli"}
+        return {"base", "records", "client", "cli"}
     below = NARROWER.get(layer)
     if below is None:
         below = set(LAYERS[: LAYERS.index(layer)]) if layer in LAYERS else set()

@@ -17,9 +17,8 @@ from headrace.cli.options import add_client_options, client_config, run
 from headrace.cli.output import print_json, print_table
 from headrace.cli.parser import CommandError, Parser, key_value, subcommands, whole_number
 from headrace.client.admin import Admin, NewTopic
-from headrace.client.batches import Delivery
 from headrace.client.consumer import Consumer
-from headrace.client.producer import Producer
+from headrace.client.producer import Delivery, Producer
 from headrace.client.topics import TopicPartition
 
 DESCRIPTION = (

@@ -18,9 +18,8 @@ from headrace.base.errors import KafkaError
 from headrace.cli.options import add_client_options, client_config, run, with_hint
 from headrace.cli.output import print_json
 from headrace.cli.parser import CommandError, UsageError, key_value, whole_number
-from headrace.client.batches import Delivery
 from headrace.client.errors import RecordTooLarge
-from headrace.client.producer import Producer
+from headrace.client.producer import Delivery, Producer
 
 DESCRIPTION = """\
 Send each line of standard input, or of a file, as one record. Bytes are sent as they are, without the end of the line.

@@ -8,13 +8,16 @@ argument. Called by `producer` and `sender`.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Iterator
 
-from headrace.client.batches import NO_PRODUCER, Batch, Delivery, Fields, ProducerId
+from headrace.client.batches import NO_PRODUCER, Batch, Headers, ProducerId
 from headrace.client.config import ProducerConfig
 from headrace.client.topics import TopicPartition
 from headrace.records.batch import HEADER_SIZE, NO_SEQUENCE, SEQUENCE_MAX
+from headrace.records.builder import iter_records
+from headrace.records.codec import Delivery, Route, SendPath
 
 QUEUES_MAX = 100_000
 
@@ -78,11 +81,15 @@ class PartitionQueue:
     def number(self, batch: Batch) -> None:
         """Give a batch the next sequence."""
         batch.assign(self.producer, self.next_sequence)
-        self.next_sequence = advance_sequence(self.next_sequence, len(batch.records))
+        self.next_sequence = advance_sequence(self.next_sequence, batch.record_count)
 
 
 class Accumulator:
-    """All queues of a producer, and the room left in its buffer."""
+    """All queues of a producer, and the room left in its buffer.
+
+    `path` is the short way into a batch that is open, for all records but the first of a batch; what it needs to know
+    is kept up to date here: which batches are open, and whether anyone must go the long way.
+    """
 
     def __init__(self, config: ProducerConfig) -> None:
         self._config = config
@@ -90,8 +97,53 @@ class Accumulator:
         self.queues: dict[TopicPartition, PartitionQueue] = {}
         self.active: dict[TopicPartition, PartitionQueue] = {}
         self._open: dict[tuple[str, int], Batch] = {}  # the batch of each partition that takes records
-        self.held_bytes = 0
+        self.path = SendPath(time.time_ns, config.buffer_memory)
+        self._gated = False
         self._room: deque[asyncio.Future[None]] = deque()
+
+    # -- the short way ----------------------------------------------------------------------------------------------
+
+    def route(self, topic: str, partition_count: int, by_key: bool) -> Route:
+        """How records of a topic find their batch, made anew when the number of partitions has changed."""
+        route = self.path.routes.get(topic)
+        if route is None or route.partition_count != partition_count:
+            if len(self.path.routes) >= QUEUES_MAX:
+                self.path.routes.clear()
+            route = Route(partition_count, by_key)
+            for number in range(partition_count):
+                route.open_batches[number] = self._open.get((topic, number))
+            self.path.routes[topic] = route
+        return route
+
+    def forget_route(self, topic: str) -> None:
+        """The topic has changed: its records go the long way until it is known again."""
+        self.path.routes.pop(topic, None)
+
+    def gate(self, shut: bool) -> None:
+        """Let records pass the short way, or send all of them the long way."""
+        self._gated = shut
+        self._mind_gate()
+
+    def _mind_gate(self) -> None:
+        self.path.shut = self._gated or bool(self._room)
+
+    def _set_open(self, partition: TopicPartition, batch: Batch | None) -> None:
+        if batch is None:
+            self._open.pop(partition, None)
+        else:
+            self._open[partition] = batch
+        route = self.path.routes.get(partition.topic)
+        if route is not None and partition.partition < route.partition_count:
+            route.open_batches[partition.partition] = batch
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of everything that is not done."""
+        return self.path.held_bytes
+
+    @held_bytes.setter
+    def held_bytes(self, value: int) -> None:
+        self.path.held_bytes = value
 
     def __iter__(self) -> Iterator[Batch]:
         """Every batch that is held."""
@@ -121,11 +173,13 @@ class Accumulator:
         while self._room or not self._fits(size_bytes):
             ahead = asyncio.get_running_loop().create_future()
             place(ahead)
+            self._mind_gate()
             try:
                 await ahead
             except asyncio.CancelledError:
                 if ahead in self._room:
                     self._room.remove(ahead)
+                    self._mind_gate()
                 else:
                     self.wake_next()  # it was our turn, and now it is the next one's
                 raise
@@ -143,46 +197,63 @@ class Accumulator:
         """Let the first who waits for room look again; who enters calls this for the one behind."""
         if self._room:
             first = self._room.popleft()
+            self._mind_gate()
             if not first.done():
                 first.set_result(None)
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
-    def append_fast(self, key: tuple[str, int], fields: Fields, size_bytes: int) -> Delivery | None:
-        """Add a record to a batch that is open and has room, the common case; None when there is none."""
-        batch = self._open.get(key)
-        if batch is None or self._room:
-            return None
-        filled, held = batch.size_bytes + size_bytes, self.held_bytes + size_bytes
-        if filled > self._batch_bytes or held > self._config.buffer_memory:
-            return None
-        batch.size_bytes, self.held_bytes = filled, held
-        records = batch.records
-        records.append(fields)
-        return Delivery(batch, len(records) - 1)
-
     def append(
-        self, partition: TopicPartition, fields: Fields, size_bytes: int, now_s: float
+        self,
+        partition: TopicPartition,
+        timestamp_ms: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        now_s: float,
     ) -> tuple[Delivery, bool]:
         """Add a record. Returns its promise and whether the sender should look (a new or a full batch)."""
-        queue = self.active.get(partition)
-        if queue is None:
-            queue = self.active[partition] = self._queue(partition)
+        queue = self._activate(partition)
         batch = self._open.get(partition)
-        fresh = batch is None or batch.size_bytes + size_bytes > self._batch_bytes
+        added = batch.append(timestamp_ms, key, value, headers) if batch is not None else 0
+        fresh = batch is None or added == 0
         if batch is None or fresh:
             batch = self._new_batch(queue, now_s)
-        self.held_bytes += size_bytes
-        delivery = batch.add(fields, size_bytes)
-        return delivery, fresh or batch.size_bytes >= self._batch_bytes
+            added = batch.append(timestamp_ms, key, value, headers)
+            self._admit(queue, batch)
+        self.held_bytes += added
+        return Delivery(batch, batch.record_count - 1), fresh or batch.size_bytes >= self._batch_bytes
+
+    def append_encoded(
+        self,
+        partition: TopicPartition,
+        records: bytes | bytearray | memoryview,
+        count: int,
+        times_ms: tuple[int, int],
+        now_s: float,
+    ) -> Delivery:
+        """Add a whole batch of records that are encoded already; the promise of the first."""
+        queue = self._activate(partition)
+        batch = self._new_batch(queue, now_s)
+        batch.fill(records, count, *times_ms)
+        self._admit(queue, batch)
+        self.held_bytes += batch.size_bytes - HEADER_SIZE
+        self._set_open(partition, None)
+        return Delivery(batch, 0)
 
     def take(self, queue: PartitionQueue) -> Batch:
         """The first batch of a queue, to be sent now; it takes no more records."""
         batch = queue.waiting.popleft()
         queue.in_flight.append(batch)
         if self._open.get(queue.partition) is batch:
-            del self._open[queue.partition]
+            self._set_open(queue.partition, None)
         return batch
+
+    def _activate(self, partition: TopicPartition) -> PartitionQueue:
+        queue = self.active.get(partition)
+        if queue is None:
+            queue = self.active[partition] = self._queue(partition)
+        return queue
 
     def _queue(self, partition: TopicPartition) -> PartitionQueue:
         queue = self.queues.get(partition)
@@ -196,12 +267,14 @@ class Accumulator:
 
     def _new_batch(self, queue: PartitionQueue, now_s: float) -> Batch:
         deadline_s = now_s + self._config.delivery_timeout_ms / 1000
-        batch = Batch(queue.partition, (queue.order,), now_s, deadline_s)
+        return Batch(queue.partition, (queue.order,), self._batch_bytes, now_s, deadline_s)
+
+    def _admit(self, queue: PartitionQueue, batch: Batch) -> None:
+        """Queue a batch that has its first record."""
         queue.order += 1
         queue.waiting.append(batch)
-        self._open[queue.partition] = batch
-        self.held_bytes += batch.size_bytes
-        return batch
+        self._set_open(queue.partition, batch)
+        self.held_bytes += HEADER_SIZE
 
     def closed(self, batch: Batch) -> bool:
         """Whether it takes no more records: it was sent before, or is full."""
@@ -214,29 +287,30 @@ class Accumulator:
         elif batch in queue.waiting:
             queue.waiting.remove(batch)
             if self._open.get(queue.partition) is batch:
-                del self._open[queue.partition]
+                self._set_open(queue.partition, None)
         if queue.idle:
             self.active.pop(queue.partition, None)
         self.release(batch.size_bytes)
 
     def split(self, queue: PartitionQueue, batch: Batch) -> None:
         """Replace a batch that the broker finds too large by two halves, with the sequences it had."""
-        middle = len(batch.records) // 2
+        middle = batch.record_count // 2
+        records = iter_records(batch.encode(0, None))
         sequence = batch.sequence
         halves: list[Batch] = []
-        for place, records in enumerate((batch.records[:middle], batch.records[middle:])):
-            half = Batch(queue.partition, (*batch.order, place), batch.created_s, batch.deadline_s)
-            half.records = records
+        for place, share in enumerate((records[:middle], records[middle:])):
+            half = Batch(
+                queue.partition, (*batch.order, place), batch.size_bytes, batch.created_s, batch.deadline_s
+            )
+            for _, timestamp, key, value, headers in share:
+                half.append(timestamp, key, value, headers)
             half.attempts = batch.attempts
             half.last_error = batch.last_error
             if sequence != NO_SEQUENCE:
                 half.assign(batch.producer, sequence)
-                sequence = advance_sequence(sequence, len(records))
+                sequence = advance_sequence(sequence, half.record_count)
             halves.append(half)
-        share = (batch.size_bytes - HEADER_SIZE) // 2
-        halves[0].size_bytes = HEADER_SIZE + share
-        halves[1].size_bytes = batch.size_bytes - share
-        self.held_bytes += HEADER_SIZE
+        self.held_bytes += sum(half.size_bytes for half in halves) - batch.size_bytes
         for half in halves:
             queue.put_back(half)
         batch.split(halves)

@@ -3,7 +3,7 @@
 Owns the life of a batch: open (takes records), closed, in flight, done. Invariants: a batch ends exactly
 once, with an offset or an error; all its records end with it; its records keep the order in which they were
 added. One future serves a whole batch, because a future for each record would cost more than the rest of
-`send`. Called by `accumulator` and `sender`.
+`send`; a `Delivery` is a place in a batch, and asks it. Called by `accumulator` and `sender`.
 """
 
 import asyncio
@@ -12,27 +12,18 @@ from typing import Any, NamedTuple, TypeAlias
 
 from headrace.base.errors import KafkaError
 from headrace.client.topics import TopicPartition
-from headrace.records.batch import HEADER_SIZE, NO_SEQUENCE
-from headrace.records.builder import build_batch
+from headrace.records.batch import NO_SEQUENCE
+from headrace.records.builder import close_batch
+from headrace.records.codec import Delivery, RecordBuffer, RecordMetadata
 
-# Attributes, and varints of length, timestamp delta, offset delta, key length, value length and header count.
-RECORD_OVERHEAD_BYTES = 21
+# More than the lengths, deltas and counts of a record, or of a header of one, can take.
+RECORD_OVERHEAD_BYTES = 64
 HEADER_OVERHEAD_BYTES = 10
 NO_OFFSET = -1
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 # The place of a batch in its partition; the halves of batch (7,) are (7, 0) and (7, 1).
 Order: TypeAlias = tuple[int, ...]
-Fields: TypeAlias = tuple[int, bytes | None, bytes | None, Headers]
-
-
-class RecordMetadata(NamedTuple):
-    """Where a record went. The offset is -1 when the broker was not asked to say (acks=0)."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp_ms: int
 
 
 class ProducerId(NamedTuple):
@@ -57,7 +48,7 @@ def size_upper_bound(key: bytes | None, value: bytes | None, headers: Headers) -
     return size
 
 
-class Batch:
+class Batch(RecordBuffer):
     """Records for one partition that are sent, acknowledged and retried together."""
 
     __slots__ = (
@@ -75,22 +66,23 @@ class Batch:
         "partition",
         "parts",
         "producer",
-        "records",
         "retry_at_s",
+        "sent_s",
         "sequence",
-        "size_bytes",
         "unsure",
     )
 
-    def __init__(self, partition: TopicPartition, order: Order, created_s: float, deadline_s: float) -> None:
+    def __init__(
+        self, partition: TopicPartition, order: Order, limit_bytes: int, created_s: float, deadline_s: float
+    ) -> None:
+        super().__init__(limit_bytes)
         self.partition = partition
         self.order = order
         self.created_s = created_s
         self.deadline_s = deadline_s
-        self.records: list[Fields] = []
-        self.size_bytes = HEADER_SIZE
         self.attempts = 0
         self.retry_at_s = 0.0
+        self.sent_s = 0.0
         self.producer = NO_PRODUCER
         self.sequence = NO_SEQUENCE
         self.unsure = False  # whether the broker may have it although no acknowledgement came
@@ -101,33 +93,28 @@ class Batch:
         self.offset = NO_OFFSET
         self.log_append_time_ms = -1
         self.parts: list[tuple[int, Batch]] | None = None
-        self.callbacks: list[tuple[Callable[[Delivery], object], Delivery]] | None = None
+        self.callbacks: list[tuple[int, Callable[[Delivery], object], Delivery]] | None = None
 
     @property
     def done(self) -> bool:
         """Whether its outcome is known."""
         return self.future.done()
 
-    def add(self, fields: Fields, size_bytes: int) -> "Delivery":
-        """Take one more record."""
-        self.records.append(fields)
-        self.size_bytes += size_bytes
-        return Delivery(self, len(self.records) - 1)
-
     def assign(self, producer: ProducerId, sequence: int) -> None:
         """Give it the identity and sequence that it is (from now on) sent with."""
         self.producer, self.sequence, self.encoded = producer, sequence, None
 
-    def encode(self, compression: int, level: int | None) -> bytes:
+    def encode(self, compression: int, level: int | None, *, transactional: bool = False) -> bytes:
         """The batch's bytes, the same on every attempt."""
         if self.encoded is None:
-            self.encoded = build_batch(
-                self.records,
+            self.encoded = close_batch(
+                self,
                 compression=compression,
                 compression_level=level,
                 producer_id=self.producer.producer_id,
                 producer_epoch=self.producer.epoch,
                 base_sequence=self.sequence,
+                transactional=transactional,
             )
         return self.encoded
 
@@ -147,73 +134,64 @@ class Batch:
         self.parts = []
         for part in into:
             self.parts.append((start, part))
-            start += len(part.records)
-        assert start == len(self.records)
-        for callback, delivery in self.callbacks or ():
-            delivery.add_done_callback(callback)
-        self.callbacks = None
+            start += part.record_count
+        assert start == self.record_count
+        callbacks, self.callbacks = self.callbacks, None
+        for place, callback, delivery in callbacks or ():
+            self.call_at(place, callback, delivery)
+        self.drop()
         self.future.set_result(None)
 
     def _finish(self) -> None:
         assert not self.future.done(), "a batch ends once"
         self.future.set_result(None)
         self.encoded = None
-        for callback, delivery in self.callbacks or ():
+        self.drop()
+        callbacks, self.callbacks = self.callbacks, None
+        for _, callback, delivery in callbacks or ():
             callback(delivery)
-        self.callbacks = None
 
+    # -- what promises ask ------------------------------------------------------------------------------------------
 
-class Delivery:
-    """The promise for one record: await it, or ask for its `result` when it is `done`."""
+    def _find(self, place: int) -> "tuple[Batch, int]":
+        """The batch that a record is in now, and its place there."""
+        batch = self
+        while batch.parts is not None:
+            start, part = next((s, p) for s, p in reversed(batch.parts) if s <= place)
+            batch, place = part, place - start
+        return batch, place
 
-    __slots__ = ("_batch", "_index")
+    def done_at(self, place: int) -> bool:
+        return self._find(place)[0].done
 
-    def __init__(self, batch: Batch, index: int) -> None:
-        self._batch = batch
-        self._index = index
-
-    def _follow(self) -> Batch:
-        """The batch that the record is in now."""
-        while self._batch.parts is not None:
-            start, part = next((s, p) for s, p in reversed(self._batch.parts) if s <= self._index)
-            self._batch, self._index = part, self._index - start
-        return self._batch
-
-    def done(self) -> bool:
-        """Whether the record's fate is known."""
-        return self._follow().done
-
-    def exception(self) -> KafkaError | None:
-        """Why it failed, or None when it was acknowledged. Only when it is done."""
-        batch = self._follow()
+    def error_at(self, place: int) -> KafkaError | None:
+        batch, _ = self._find(place)
         if not batch.done:
             raise asyncio.InvalidStateError("the record is not acknowledged yet")
         return batch.error
 
-    def result(self) -> RecordMetadata:
-        """Where it went; raises what went wrong. Only when it is done."""
-        error = self.exception()
+    def result_at(self, place: int) -> RecordMetadata:
+        error = self.error_at(place)
         if error is not None:
             raise error
-        batch = self._batch
+        batch, place = self._find(place)
         timestamp_ms = batch.log_append_time_ms
         if timestamp_ms < 0:
-            timestamp_ms = batch.records[self._index][0]
-        offset = batch.offset + self._index if batch.offset >= 0 else NO_OFFSET
+            timestamp_ms = batch.timestamp_at(place)
+        offset = batch.offset + place if batch.offset >= 0 else NO_OFFSET
         return RecordMetadata(batch.partition.topic, batch.partition.partition, offset, timestamp_ms)
 
-    def add_done_callback(self, callback: "Callable[[Delivery], object]") -> None:
-        """Call `callback(delivery)` when it is done; at once if it is."""
-        batch = self._follow()
+    def call_at(self, place: int, callback: Callable[[Delivery], object], delivery: Delivery) -> None:
+        batch, place = self._find(place)
         if batch.done:
-            callback(self)
+            callback(delivery)
         elif batch.callbacks is None:
-            batch.callbacks = [(callback, self)]
+            batch.callbacks = [(place, callback, delivery)]
         else:
-            batch.callbacks.append((callback, self))
+            batch.callbacks.append((place, callback, delivery))
 
-    def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        while not self.done():
+    def wait_at(self, place: int) -> Generator[Any, None, RecordMetadata]:
+        while not self.done_at(place):
             # Shielded, because the future is shared with the other records of the batch.
-            yield from asyncio.shield(self._batch.future).__await__()
-        return self.result()
+            yield from asyncio.shield(self._find(place)[0].future).__await__()
+        return self.result_at(place)

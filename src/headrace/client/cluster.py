@@ -9,7 +9,7 @@ has its own.
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -121,6 +121,7 @@ class Cluster:
         self._refresh: asyncio.Task[None] | None = None
         self._refreshed_s = float("-inf")
         self._closed = False
+        self.on_partitions_changed: Callable[[str], None] = lambda topic: None
 
     # -- metadata ---------------------------------------------------------------------------------------------------
 
@@ -227,6 +228,8 @@ class Cluster:
             older = before is not None and -1 < info.leader_epoch < before.leader_epoch
             partitions[p.partition_index] = before if before is not None and older else info
         code = error_code(topic.error_code)
+        if known is not None and (not same or len(known.partitions) != len(partitions)):
+            self.on_partitions_changed(topic.name)
         self.topics[topic.name] = TopicInfo(topic.name, topic_id, topic.is_internal, partitions, code)
         if topic_id != ZERO_ID:
             self._names[topic_id] = topic.name
@@ -234,6 +237,7 @@ class Cluster:
     def _forget(self, name: str) -> None:
         topic = self.topics.pop(name, None)
         if topic is not None:
+            self.on_partitions_changed(name)
             self._names.pop(topic.topic_id, None)
 
     # -- connections ------------------------------------------------------------------------------------------------

@@ -1,79 +1,177 @@
-"""Which partition a record goes to: by its key, as Kafka's Java client does it, or sticky when it has none.
+"""Which partition a record goes to.
 
-Owns the hash and the choice. Invariants: the same key with the same number of partitions gives the partition
-that Kafka's own producer gives (records of one key stay together whoever writes them); keyless records stay
-on one partition until about a batch has gone there, then move to another with a leader. Called by `producer`.
+Owns the choices; `records._sending` has the hash and applies most of them without coming back here. There are two
+kinds: a `Spreader` chooses a partition for the next batch of records that are not placed by their key, and a
+callable is asked for every record. Invariants: the same key with the same number of partitions gives the partition
+that Kafka's own producer gives (records of one key stay together whoever writes them); a spreader prefers
+partitions with a leader. Called by `producer`.
+
+| name | with a key | without |
+|---|---|---|
+| `default` | the key's murmur2 hash | sticky: one partition a batch, then another at random |
+| `sticky` | as without | sticky |
+| `load_aware` | the key's murmur2 hash | sticky, and leaders that answer slowly or throttle are chosen less often |
+| `round_robin` | as without | each record to the next partition |
+| `range` | by the order of keys: neighbours share a partition | the first partition |
 """
 
 import random
-from collections.abc import Callable
-from functools import lru_cache
-from struct import unpack_from
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeAlias
 
 from headrace.client.cluster import NO_NODE, TopicInfo
+from headrace.records.codec import key_partition, murmur2
 
-KEY_HASHES_CACHED_MAX = 4096
-STICKY_TOPICS_MAX = 10_000
+__all__ = [
+    "LoadAware",
+    "NodeLoad",
+    "PerRecord",
+    "RangePartitioner",
+    "RoundRobin",
+    "Spreader",
+    "Sticky",
+    "key_partition",
+    "murmur2",
+    "named_partitioner",
+]
 
-_SEED = 0x9747B28C
-_M = 0x5BD1E995
-_MASK = 0xFFFFFFFF
+ROUND_ROBIN_TOPICS_MAX = 10_000
+KEY_BYTES_COMPARED = 8
+LATENCY_SMOOTHING = 0.2
+LATENCY_MS_MIN = 0.5
+THROTTLED_WEIGHT = 0.01
 
-Partitioner: TypeAlias = Callable[[TopicInfo, bytes | None, int], int]
-
-
-def murmur2(data: bytes) -> int:
-    """Kafka's murmur2 of some bytes, as an unsigned 32-bit number (Java's, seen as unsigned)."""
-    length = len(data)
-    h = _SEED ^ length
-    words = length // 4
-    for k in unpack_from(f"<{words}I", data):
-        k = k * _M & _MASK
-        k = (k ^ (k >> 24)) * _M & _MASK
-        h = h * _M & _MASK ^ k
-    rest = data[words * 4 :]
-    if rest:
-        h ^= int.from_bytes(rest, "little")
-        h = h * _M & _MASK
-    h ^= h >> 13
-    h = h * _M & _MASK
-    return h ^ (h >> 15)
+PerRecord: TypeAlias = Callable[[TopicInfo, "bytes | None", "bytes | None"], int]
 
 
-@lru_cache(KEY_HASHES_CACHED_MAX)
-def positive_hash(key: bytes) -> int:
-    """The hash of a key without its sign bit: what is taken modulo the number of partitions."""
-    return murmur2(key) & 0x7FFFFFFF
+class Spreader(Protocol):
+    """Chooses a partition for a batch of records that are not placed by their key."""
+
+    by_key: bool
+
+    def choose(self, topic: TopicInfo, previous: int) -> int:
+        """The partition for the next batch; `previous` is that of the last, -1 at first."""
+        ...
 
 
-class StickyPartitioner:
-    """Kafka's default: by the key's hash, or sticky and uniform without a key."""
+class NodeLoad:
+    """How loaded a broker seems: its smoothed answer time, what waits for it, and whether it throttles."""
 
-    def __init__(self, batch_size: int, source: random.Random) -> None:
-        self._batch_size = batch_size
+    __slots__ = ("in_flight", "latency_ms", "throttled_until_s")
+
+    def __init__(self) -> None:
+        self.latency_ms = 0.0
+        self.in_flight = 0
+        self.throttled_until_s = 0.0
+
+    def answered(self, latency_ms: float) -> None:
+        """One more produce request was answered after this time."""
+        known = self.latency_ms or latency_ms
+        self.latency_ms = known + (latency_ms - known) * LATENCY_SMOOTHING
+
+
+class Sticky:
+    """Any partition with a leader, but not the same twice in a row."""
+
+    def __init__(self, source: random.Random, *, by_key: bool = True) -> None:
         self._random = source
-        self._current: dict[str, tuple[int, int]] = {}
+        self.by_key = by_key
 
-    def __call__(self, topic: TopicInfo, key: bytes | None, size_bytes: int) -> int:
-        """The partition for a record of this size."""
-        if key is not None:
-            return positive_hash(key) % len(topic.partitions)
-        current = self._current.get(topic.name)
-        if (
-            current is None
-            or current[0] not in topic.partitions
-            or current[1] + size_bytes > self._batch_size
-        ):
-            if len(self._current) >= STICKY_TOPICS_MAX:
-                self._current.clear()
-            current = (self._choose(topic, current[0] if current else NO_NODE), 0)
-        self._current[topic.name] = (current[0], current[1] + size_bytes)
-        return current[0]
+    def choose(self, topic: TopicInfo, previous: int) -> int:
+        return self._random.choice(_candidates(topic, previous))
 
-    def _choose(self, topic: TopicInfo, previous: int) -> int:
-        led = [p.partition for p in topic.partitions.values() if p.leader != NO_NODE] or list(
-            topic.partitions
-        )
-        others = [partition for partition in led if partition != previous] or led
-        return self._random.choice(others)
+
+class LoadAware:
+    """Partitions whose leaders are less loaded, more often.
+
+    A partition's weight is one over its leader's smoothed answer time multiplied by one plus the requests that wait for
+    it; a leader that throttles this client counts a hundredth until it stops. Leaders that were never asked count as
+    the fastest known, so that each is tried.
+    """
+
+    def __init__(
+        self, source: random.Random, loads: Mapping[int, NodeLoad], clock_s: Callable[[], float]
+    ) -> None:
+        self._random = source
+        self._loads = loads
+        self._clock_s = clock_s
+        self.by_key = True
+
+    def choose(self, topic: TopicInfo, previous: int) -> int:
+        candidates = _candidates(topic, NO_NODE)
+        weights = [self._weight(topic.partitions[number].leader) for number in candidates]
+        return self._random.choices(candidates, weights)[0]
+
+    def _weight(self, node_id: int) -> float:
+        load = self._loads.get(node_id)
+        known = [other.latency_ms for other in self._loads.values() if other.latency_ms]
+        if load is None or not load.latency_ms:
+            latency_ms, waiting = min(known, default=1.0), 0
+        else:
+            latency_ms, waiting = load.latency_ms, load.in_flight
+        weight = 1 / (max(latency_ms, LATENCY_MS_MIN) * (1 + waiting))
+        throttled = load is not None and load.throttled_until_s > self._clock_s()
+        return weight * THROTTLED_WEIGHT if throttled else weight
+
+
+class RoundRobin:
+    """Each record to the next partition that has a leader, whatever its key."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, int] = {}
+
+    def __call__(self, topic: TopicInfo, key: bytes | None, value: bytes | None) -> int:
+        candidates = _candidates(topic, NO_NODE)
+        if len(self._next) >= ROUND_ROBIN_TOPICS_MAX:
+            self._next.clear()
+        at = self._next.get(topic.name, 0)
+        self._next[topic.name] = at + 1
+        return candidates[at % len(candidates)]
+
+
+class RangePartitioner:
+    """Partitions in the order of their keys.
+
+    With boundaries b1 < b2 < …, keys below b1 go to partition 0, those from b1 to below b2 to partition 1, and so on;
+    without, the space of all keys is cut into equal parts by their first eight bytes.
+    """
+
+    def __init__(self, boundaries: "list[bytes] | None" = None) -> None:
+        if boundaries is not None and sorted(set(boundaries)) != boundaries:
+            raise ValueError("boundaries must be ascending, each of them once")
+        self._boundaries = boundaries
+
+    def __call__(self, topic: TopicInfo, key: bytes | None, value: bytes | None) -> int:
+        count = len(topic.partitions)
+        if key is None:
+            return 0
+        if self._boundaries is not None:
+            place = sum(key >= boundary for boundary in self._boundaries)
+            return min(place, count - 1)
+        head = int.from_bytes(key[:KEY_BYTES_COMPARED].ljust(KEY_BYTES_COMPARED, b"\0"), "big")
+        return head * count >> (8 * KEY_BYTES_COMPARED)
+
+
+def named_partitioner(
+    name: str,
+    *,
+    ignore_keys: bool,
+    source: random.Random,
+    loads: Mapping[int, NodeLoad],
+    clock_s: Callable[[], float],
+) -> Spreader | PerRecord:
+    """The partitioner that configuration names."""
+    if name == "round_robin":
+        return RoundRobin()
+    if name == "range":
+        return RangePartitioner()
+    if name == "load_aware":
+        spreader = LoadAware(source, loads, clock_s)
+        spreader.by_key = not ignore_keys
+        return spreader
+    return Sticky(source, by_key=name == "default" and not ignore_keys)
+
+
+def _candidates(topic: TopicInfo, previous: int) -> list[int]:
+    led = [p.partition for p in topic.partitions.values() if p.leader != NO_NODE] or list(topic.partitions)
+    return [partition for partition in led if partition != previous] or led

@@ -18,37 +18,65 @@ from types import TracebackType
 from typing import Self
 
 from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.log import get_logger
 from headrace.client.accumulator import Accumulator
-from headrace.client.batches import Batch, Delivery, Headers, RecordMetadata, size_upper_bound
+from headrace.client.batches import Batch, Headers, ProducerId, size_upper_bound
 from headrace.client.cluster import Cluster, TopicInfo
-from headrace.client.config import producer_config
-from headrace.client.errors import BufferFull, ClientError, Closed, RecordTooLarge
-from headrace.client.partitioner import Partitioner, StickyPartitioner
+from headrace.client.config import producer_config, settings
+from headrace.client.errors import BufferFull, ClientError, Closed, ConfigError, RecordTooLarge
+from headrace.client.partitioner import NodeLoad, PerRecord, Spreader, key_partition, named_partitioner
 from headrace.client.retry import with_retries
 from headrace.client.sender import Sender
 from headrace.client.topics import TopicPartition
+from headrace.client.transactions import Transaction, Transactions
 from headrace.client.transport import Connector
 from headrace.records.batch import HEADER_SIZE
+from headrace.records.codec import Delivery, RecordMetadata, Route
 
 __all__ = ["Delivery", "Producer", "RecordMetadata"]
 
+STUCK_AFTER_S = 10.0
+
+_log = get_logger(__name__)
+
 
 class Producer:
-    """Sends records to topics. Configuration is Kafka's producer keys; idempotent by default."""
+    """Sends records to topics. Configuration is Kafka's producer keys, in a mapping or as keywords (`linger_ms=5`).
+
+    Idempotent by default. `partitioner` may be a callable `(topic, key, value) -> partition`, or an object of
+    `headrace.client.partitioner`; without it the key `partitioner` names one. With a `transactional.id`, records are
+    sent in transactions only.
+    """
 
     def __init__(
         self,
-        config: Mapping[str, object],
+        config: Mapping[str, object] | None = None,
         *,
-        partitioner: Partitioner | None = None,
+        partitioner: Spreader | PerRecord | None = None,
         connector: Connector | None = None,
         random_source: random.Random | None = None,
+        **keywords: object,
     ) -> None:
-        self.config = producer_config(config)
+        self.config = producer_config(settings(config, keywords))
         self.cluster = Cluster(self.config, connector=connector, random_source=random_source)
-        self._partitioner = partitioner or StickyPartitioner(self.config.batch_size, self.cluster.random)
+        self.cluster.on_partitions_changed = self._partitions_changed
+        self.loads: dict[int, NodeLoad] = {}
+        chosen = partitioner or named_partitioner(
+            self.config.partitioner,
+            ignore_keys=self.config.partitioner_ignore_keys,
+            source=self.cluster.random,
+            loads=self.loads,
+            clock_s=time.monotonic,
+        )
+        self._per_record: PerRecord | None = None if hasattr(chosen, "choose") else chosen
+        self._spreader: Spreader | None = chosen if self._per_record is None else None  # type: ignore[assignment]
         self._accumulator = Accumulator(self.config)
+        self._path = self._accumulator.path
         self._sender: Sender | None = None
+        self._transactions: Transactions | None = None
+        if self.config.transactional_id is not None:
+            self._transactions = Transactions(self.config, self.cluster, self._wake)
+            self._accumulator.gate(True)
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -59,6 +87,8 @@ class Producer:
     ) -> None:
         # After an error nobody waits for what is still on its way.
         await self.close(timeout_ms=None if error is None else 0)
+
+    # -- sending ----------------------------------------------------------------------------------------------------
 
     async def send(
         self,
@@ -74,36 +104,135 @@ class Producer:
 
         Raises KafkaError when the topic is not known, the record can never fit, or the buffer stays full.
         """
-        if self._closed:
-            raise Closed("the producer is closed")
-        info = self.cluster.topics.get(topic)
-        if info is None or not info.partitions:
-            info = await self._topic(topic, self.config.max_block_ms)
+        delivery = self._path.append(topic, value, key, headers, partition, timestamp_ms)
+        if delivery is not None:
+            return delivery
+        return await self._send_the_long_way(topic, value, key, headers, partition, timestamp_ms)
+
+    async def _send_the_long_way(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers,
+        partition: int | None,
+        timestamp_ms: int | None,
+    ) -> Delivery:
+        self._check_can_send()
+        info = await self._known(topic)
         size_bytes = size_upper_bound(key, value, headers)
         if size_bytes + HEADER_SIZE > self.config.max_request_size:
             raise RecordTooLarge(
                 f"a record of {size_bytes} bytes is larger than max.request.size={self.config.max_request_size}",
                 "raise max.request.size, and max.message.bytes of the topic",
             )
+        by_key = self._spreader is not None and self._spreader.by_key
+        route = self._accumulator.route(topic, len(info.partitions), by_key)
         if partition is None:
-            partition = self._partitioner(info, key, size_bytes)
+            partition = self._place(info, route, key, value)
         elif partition not in info.partitions:
             await self._require_partition(topic, partition)
-        now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
-        fields = (now_ms, key, value, headers)
         accumulator = self._accumulator
-        fast = accumulator.append_fast((topic, partition), fields, size_bytes)
-        if fast is not None:
-            return fast
         if not accumulator.has_room(size_bytes):
             await self._wait_for_room(size_bytes)
+        now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
         now_s = asyncio.get_running_loop().time()
-        delivery, look = accumulator.append(TopicPartition(topic, partition), fields, size_bytes, now_s)
+        where = TopicPartition(topic, partition)
+        delivery, look = accumulator.append(where, now_ms, key, value, headers, now_s)
         if accumulator.pressed:
             accumulator.wake_next()
         if look:
             self._sending().wake()
+            await asyncio.sleep(0)  # a loop of sends that never waits must let batches leave
         return delivery
+
+    def _check_can_send(self) -> None:
+        if self._closed:
+            raise Closed("the producer is closed")
+        if self._transactions is not None:
+            self._transactions.check_can_send()
+
+    def _place(self, info: TopicInfo, route: Route, key: bytes | None, value: bytes | None) -> int:
+        """The partition of a record that names none."""
+        if self._per_record is not None:
+            chosen = self._per_record(info, key, value)
+            if chosen not in info.partitions:
+                raise ClientError(
+                    f"the partitioner chose partition {chosen!r} of topic {info.name!r}, which has "
+                    f"{len(info.partitions)}",
+                    f"it must return 0 to {len(info.partitions) - 1}",
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                )
+            return chosen
+        assert self._spreader is not None
+        if key is not None and self._spreader.by_key:
+            return key_partition(bytes(key), route.partition_count)
+        previous = route.sticky
+        chosen = self._spreader.choose(info, previous)
+        route.stick(chosen, self.config.batch_size)
+        return chosen
+
+    async def send_records(
+        self,
+        topic: str,
+        partition: int,
+        records: bytes | bytearray | memoryview,
+        count: int,
+        *,
+        base_timestamp_ms: int,
+        max_timestamp_ms: int,
+    ) -> Delivery:
+        """Send one batch of `count` records that are encoded already, as the record codec encodes them.
+
+        Offset deltas begin at 0 and timestamps are deltas to `base_timestamp_ms`. The promise is that of the first
+        record; the others follow it. Raises KafkaError as `send` does.
+        """
+        self._check_can_send()
+        info = await self._known(topic)
+        if partition not in info.partitions:
+            await self._require_partition(topic, partition)
+        size_bytes = len(records)
+        if size_bytes + HEADER_SIZE > self.config.max_request_size:
+            raise RecordTooLarge(
+                f"a batch of {size_bytes} bytes is larger than max.request.size={self.config.max_request_size}",
+                "make smaller batches, or raise max.request.size",
+            )
+        accumulator = self._accumulator
+        if not accumulator.has_room(size_bytes):
+            await self._wait_for_room(size_bytes)
+        now_s = asyncio.get_running_loop().time()
+        times_ms = (base_timestamp_ms, max_timestamp_ms)
+        where = TopicPartition(topic, partition)
+        delivery = accumulator.append_encoded(where, records, count, times_ms, now_s)
+        if accumulator.pressed:
+            accumulator.wake_next()
+        self._sending().wake()
+        await asyncio.sleep(0)
+        return delivery
+
+    # -- transactions -----------------------------------------------------------------------------------------------
+
+    def transaction(self) -> Transaction:
+        """A transaction, to be used with `async with`: committed at its end, aborted when the block raises."""
+        if self._transactions is None:
+            raise ConfigError(
+                "transactions need a transactional.id", "give the producer one, unique to this process"
+            )
+        return Transaction(self, self._transactions)
+
+    def gate(self, shut: bool) -> None:
+        """Called by transactions: whether sends must be looked at one by one."""
+        self._accumulator.gate(shut)
+
+    def adopt(self, producer: ProducerId) -> None:
+        """Called by transactions: go on under this identity."""
+        self._sending().adopt(producer)
+
+    async def discard(self) -> None:
+        """Called by transactions: drop what was not sent, and wait for the rest."""
+        aborted = ClientError("the transaction was aborted", code=ErrorCode.TRANSACTION_ABORTABLE)
+        self._sending().discard(aborted)
+        await self.flush()
 
     async def partitions(self, topic: str, timeout_ms: int | None = None) -> int:
         """How many partitions a topic has (asking the cluster, which may create it). Raises KafkaError."""
@@ -126,6 +255,7 @@ class Producer:
         if self._closed:
             return
         self._closed = True
+        self._accumulator.gate(True)
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 if self._sender is not None:
@@ -146,13 +276,42 @@ class Producer:
 
     def _sending(self) -> Sender:
         if self._sender is None:
-            self._sender = Sender(self.config, self.cluster, self._accumulator)
+            self._sender = Sender(
+                self.config, self.cluster, self._accumulator, self.loads, self._transactions
+            )
             self._sender.start()
         return self._sender
 
+    def _wake(self) -> None:
+        self._sending().wake()
+
+    def _partitions_changed(self, topic: str) -> None:
+        self._accumulator.forget_route(topic)
+
+    async def _known(self, topic: str) -> TopicInfo:
+        info = self.cluster.topics.get(topic)
+        if info is None or not info.partitions:
+            info = await self._topic(topic, self.config.max_block_ms)
+        return info
+
     async def _finished(self, batches: list[Batch]) -> None:
-        """Wait for these; their halves, when one is split, are found by the next look."""
-        await asyncio.wait([batch.future for batch in batches])
+        """Wait for these, and say why when it takes long; their halves, after a split, are found by the next look."""
+        futures = [batch.future for batch in batches]
+        _, waiting = await asyncio.wait(futures, timeout=STUCK_AFTER_S)
+        if waiting:
+            _log.warning(f"the producer waits for {self.waits_for}")
+
+    @property
+    def waits_for(self) -> str:
+        """What keeps records from being acknowledged, in words; empty when none wait."""
+        if not self._accumulator.held_bytes:
+            return ""
+        waiting = [batch for batch in self._accumulator if not batch.done]
+        errors = [batch.last_error for batch in waiting if batch.last_error is not None]
+        reason = errors[0] if errors else self.cluster.last_error
+        partitions = sorted({str(batch.partition) for batch in waiting})
+        because = f" (the last error: {reason})" if reason is not None else ""
+        return f"acknowledgements of {len(waiting)} batches of {', '.join(partitions[:3])}{because}"
 
     async def _wait_for_room(self, size_bytes: int) -> None:
         self._sending().wake()  # what lingers must go now

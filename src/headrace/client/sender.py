@@ -31,6 +31,8 @@ from headrace.client.cluster import Cluster
 from headrace.client.config import ProducerConfig
 from headrace.client.connection import Connection
 from headrace.client.errors import ClientError, DeliveryTimedOut, error_code
+from headrace.client.partitioner import NodeLoad
+from headrace.client.transactions import PRODUCE_HIGHEST, Transactions
 from headrace.records.batch import NO_SEQUENCE
 from headrace.wire.apis import Api
 from headrace.wire.messages import Message
@@ -60,13 +62,20 @@ _log = get_logger(__name__)
 class Sender:
     """The sending half of one producer."""
 
-    def __init__(self, config: ProducerConfig, cluster: Cluster, accumulator: Accumulator) -> None:
+    def __init__(
+        self,
+        config: ProducerConfig,
+        cluster: Cluster,
+        accumulator: Accumulator,
+        loads: dict[int, NodeLoad],
+        transactions: Transactions | None = None,
+    ) -> None:
         self._config = config
         self._cluster = cluster
         self._accumulator = accumulator
+        self._loads = loads
+        self._transactions = transactions
         self._producer = NO_PRODUCER
-        self._in_flight: dict[int, int] = {}
-        self._muted_until_s: dict[int, float] = {}
         self._wake = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._metadata_failures = 0
@@ -132,6 +141,8 @@ class Sender:
 
     def _drain(self, now_s: float) -> float:
         """Send all that may be sent now; returns when to look again."""
+        if self._transactions is not None and self._transactions.broken:
+            self.discard(self._transactions.failure())
         next_s = NEVER_S
         ready: dict[int, list[PartitionQueue]] = {}
         for queue in self._accumulator.active.values():
@@ -153,7 +164,10 @@ class Sender:
         """When the first batch of a queue may be sent; NEVER_S when an answer must come first."""
         if not queue.waiting:
             return NEVER_S
-        if queue.needs_new_epoch:
+        if self._transactions is not None:
+            if queue.needs_new_epoch or not self._transactions.may_send(queue.partition):
+                return NEVER_S
+        elif queue.needs_new_epoch:
             if queue.in_flight:
                 return NEVER_S
             if not queue.waiting[0].unsure:
@@ -171,17 +185,18 @@ class Sender:
         return head.created_s + self._config.linger_ms / 1000
 
     def _send_to(self, node_id: int, queues: list[PartitionQueue], now_s: float) -> float:
-        muted_s = self._muted_until_s.get(node_id, 0.0)
-        if muted_s > now_s:
-            return muted_s
+        load = self._loads.setdefault(node_id, NodeLoad())
+        if load.throttled_until_s > now_s:
+            return load.throttled_until_s
         connection = self._cluster.ready_connection(node_id)
         if connection is None:
             self._spawn(f"connect {node_id}", self._connect, node_id)
             return NEVER_S
         if self._config.enable_idempotence and self._producer == NO_PRODUCER:
-            self._spawn("init producer id", self._init_producer_id)
+            if self._transactions is None:
+                self._spawn("init producer id", self._init_producer_id)
             return NEVER_S
-        while self._in_flight.get(node_id, 0) < self._config.max_in_flight_requests_per_connection:
+        while load.in_flight < self._config.max_in_flight_requests_per_connection:
             picked = self._pick(queues, now_s)
             if not picked:
                 break
@@ -216,13 +231,17 @@ class Sender:
         for queue, batch in picked:
             queue.node_id = node_id
             batch.attempts += 1
-            records = batch.encode(self._config.compression, self._config.compression_level)
+            records = batch.encode(
+                self._config.compression,
+                self._config.compression_level,
+                transactional=self._transactions is not None,
+            )
             topics.setdefault(batch.partition.topic, []).append(
                 {"index": batch.partition.partition, "records": records}
             )
         ids = {name: self._cluster.topic_id(name) for name in topics}
         body = {
-            "transactional_id": None,
+            "transactional_id": self._config.transactional_id,
             "acks": self._config.acks,
             "timeout_ms": self._config.request_timeout_ms,
             "topic_data": [
@@ -230,6 +249,8 @@ class Sender:
             ],
         }
         highest = BY_NAME_HIGHEST if ZERO_ID in ids.values() else None
+        if self._transactions is not None:
+            highest = PRODUCE_HIGHEST
         future: asyncio.Future[Any]
         try:
             if self._config.acks == 0:
@@ -240,9 +261,10 @@ class Sender:
         except KafkaError as error:
             future = asyncio.get_running_loop().create_future()
             future.set_exception(error)
-        self._in_flight[node_id] = self._in_flight.get(node_id, 0) + 1
+        self._loads[node_id].in_flight += 1
         names = {ids[name]: name for name in ids}
-        future.add_done_callback(partial(self._answered, node_id, picked, names))
+        sent_s = asyncio.get_running_loop().time()
+        future.add_done_callback(partial(self._answered, node_id, picked, names, sent_s))
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
@@ -251,10 +273,13 @@ class Sender:
         node_id: int,
         sent: list[tuple[PartitionQueue, Batch]],
         names: dict[bytes, str],
+        sent_s: float,
         future: "asyncio.Future[Message | None]",
     ) -> None:
-        self._in_flight[node_id] -= 1
+        load = self._loads[node_id]
+        load.in_flight -= 1
         now_s = asyncio.get_running_loop().time()
+        load.answered((now_s - sent_s) * 1000)
         if future.cancelled() or self._stopped:
             return
         error = future.exception()
@@ -268,7 +293,7 @@ class Sender:
                 self._succeeded(queue, batch, NO_OFFSET, -1)
         else:
             if reply.throttle_time_ms > 0:
-                self._muted_until_s[node_id] = now_s + reply.throttle_time_ms / 1000
+                load.throttled_until_s = now_s + reply.throttle_time_ms / 1000
             self._settle(sent, names, reply, now_s)
         self.wake()
 
@@ -320,10 +345,13 @@ class Sender:
             batch.unsure = True
         elif error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
             batch.unsure = False
-        if error.code is ErrorCode.MESSAGE_TOO_LARGE and len(batch.records) > 1:
+        if error.code is ErrorCode.MESSAGE_TOO_LARGE and batch.record_count > 1:
             self._accumulator.split(queue, batch)
             return
         lost_track = self._config.enable_idempotence and error.code in _LOST_TRACK
+        if lost_track and self._transactions is not None and queue.first_unanswered(batch):
+            self._give_up(queue, batch, error)  # within a transaction nothing can begin anew
+            return
         if lost_track and batch.producer == queue.producer and queue.first_unanswered(batch):
             _log.info(
                 "new producer epoch",
@@ -337,8 +365,12 @@ class Sender:
         queue.put_back(batch)
 
     def _give_up(self, queue: PartitionQueue, batch: Batch, error: KafkaError) -> None:
+        if self._transactions is not None:
+            self._transactions.fail(error)
         if batch.sequence != NO_SEQUENCE:
             queue.needs_new_epoch = True
+            if self._transactions is not None:
+                self._transactions.lost_track()
         if not batch.done:
             batch.fail(error)
         self._accumulator.finish(queue, batch)
@@ -369,6 +401,25 @@ class Sender:
             f"a record for {batch.partition} was not acknowledged within {wait_ms} ms{because}",
             "the cluster may be down or overloaded; delivery.timeout.ms sets how long to try",
         )
+
+    # -- transactions -----------------------------------------------------------------------------------------------
+
+    def adopt(self, producer: ProducerId) -> None:
+        """Go on under the identity that the transactional id has now; nothing is in flight."""
+        self._producer = producer
+        for queue in self._accumulator.queues.values():
+            queue.adopt(producer)
+
+    def discard(self, error: KafkaError) -> None:
+        """Fail what was not sent yet: its transaction is aborted."""
+        for queue in list(self._accumulator.active.values()):
+            for batch in list(queue.waiting):
+                if batch.sequence != NO_SEQUENCE:
+                    queue.needs_new_epoch = True
+                    assert self._transactions is not None
+                    self._transactions.lost_track()
+                batch.fail(error)
+                self._accumulator.finish(queue, batch)
 
     # -- what sending needs -----------------------------------------------------------------------------------------
 

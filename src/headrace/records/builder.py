@@ -32,7 +32,7 @@ from headrace.records.batch import (
     parse_header,
     seal,
 )
-from headrace.records.codec import RecordInput, decode_records, encode_record, encode_records
+from headrace.records.codec import RecordBuffer, RecordInput, decode_records, encode_record, encode_records
 from headrace.records.compression import INFLATED_BYTES_MAX, compress, decompress
 
 
@@ -79,6 +79,38 @@ def build_batch(
         record_count=count,
     )
     return finish_batch(header, out, compression_level)
+
+
+def close_batch(
+    buffer: RecordBuffer,
+    *,
+    compression: int = 0,
+    compression_level: int | None = None,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    transactional: bool = False,
+) -> bytes:
+    """The batch of what a buffer was filled with."""
+    attributes = compression & COMPRESSION_MASK
+    if transactional:
+        attributes |= TRANSACTIONAL_BIT
+    header = BatchHeader(
+        base_offset=0,
+        batch_length=0,
+        partition_leader_epoch=NO_PARTITION_LEADER_EPOCH,
+        magic=MAGIC_V2,
+        crc=0,
+        attributes=attributes,
+        last_offset_delta=buffer.record_count - 1,
+        base_timestamp=buffer.base_timestamp,
+        max_timestamp=buffer.max_timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        record_count=buffer.record_count,
+    )
+    return finish_batch(header, buffer.whole(), compression_level)
 
 
 def rebuild_batch(

@@ -1,8 +1,9 @@
 """The record codec that this process uses: compiled where it was built, interpreted otherwise.
 
-Both come from one source, `_codec.py`, and `_compaction.py` for what log compaction adds. HEADRACE_PURE=1 takes the
+Both come from one source, `_codec.py`, with `_compaction.py` for what log compaction adds and `_sending.py` for what a
+producer does for every record. HEADRACE_PURE=1 takes the
 interpreted ones although the others are there, so that tests and a doubtful user can run either; `COMPILED` says which
-it is. Nobody else imports the two.
+it is. Nobody else imports them.
 """
 
 import importlib.machinery
@@ -16,7 +17,7 @@ from typing import Final
 from headrace.records.batch import BatchInfo, Record, Scan, ScanStop, SegmentScan
 
 _PACKAGE: Final = "headrace.records."
-_MODULES: Final = ("_arrow", "_arrow_rows", "_codec", "_compaction")
+_MODULES: Final = ("_arrow", "_arrow_rows", "_codec", "_compaction", "_sending")
 
 
 def load_interpreted(module_name: str = "_codec") -> ModuleType:
@@ -58,6 +59,15 @@ from headrace.records._compaction import (  # noqa: E402
     map_keys,
     rebase_records,
 )
+from headrace.records._sending import (  # noqa: E402
+    Delivery,
+    RecordBuffer,
+    RecordMetadata,
+    Route,
+    SendPath,
+    key_partition,
+    murmur2,
+)
 
 COMPILED: Final = not str(_codec.__file__).endswith(".py")
 
@@ -67,13 +77,18 @@ __all__ = [
     "NULL_VALUE",
     "SLOT_BYTES",
     "BatchInfo",
+    "Delivery",
     "Header",
     "KeyMap",
     "Record",
+    "RecordBuffer",
     "RecordInput",
+    "RecordMetadata",
+    "Route",
     "Scan",
     "ScanStop",
     "SegmentScan",
+    "SendPath",
     "check_records",
     "decode_records",
     "encode_record",
@@ -81,8 +96,10 @@ __all__ = [
     "filter_records",
     "find_offset",
     "find_timestamp",
+    "key_partition",
     "load_interpreted",
     "map_keys",
+    "murmur2",
     "rebase_records",
     "scan",
     "scan_segment",
