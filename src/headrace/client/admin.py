@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.client.cluster import Cluster, Node, TopicInfo
-from headrace.client.config import admin_config
+from headrace.client.config import admin_config, settings
 from headrace.client.connection import Connection
 from headrace.client.errors import ClientError, ConfigError, error_code
 from headrace.client.retry import with_retries
@@ -101,12 +101,13 @@ class Admin:
 
     def __init__(
         self,
-        config: Mapping[str, object],
+        config: Mapping[str, object] | None = None,
         *,
         connector: Connector | None = None,
         random_source: random.Random | None = None,
+        **keywords: object,
     ) -> None:
-        self.config = admin_config(config)
+        self.config = admin_config(settings(config, keywords))
         self.cluster = Cluster(self.config, connector=connector, random_source=random_source)
 
     async def __aenter__(self) -> Self:

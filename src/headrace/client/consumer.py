@@ -421,6 +421,11 @@ class Consumer:
             if records or timeout_ms is not None:
                 yield records
 
+    @property
+    def ready_records(self) -> "deque[ConsumerRecord]":
+        """Records that iteration polled and has not handed out."""
+        return self._ready
+
     def __aiter__(self) -> "Consumer":
         return self
 

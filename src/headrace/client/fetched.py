@@ -8,12 +8,12 @@ Called by `fetcher`.
 
 import heapq
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.client.topics import TopicPartition
 from headrace.records.batch import HEADER_SIZE, BatchHeader, parse_header
-from headrace.records.builder import iter_batches, iter_records
+from headrace.records.builder import iter_batches, iter_records, read_records
 
 CONTROL_ABORT = 0
 
@@ -25,8 +25,8 @@ class ConsumerRecord(NamedTuple):
     partition: int
     offset: int
     timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
+    key: Any  # bytes or None, or what the key_deserializer made of them
+    value: Any
     headers: tuple[tuple[str, bytes | None], ...]
     leader_epoch: int
 
@@ -98,11 +98,7 @@ class Chunk:
         topic, number = self.partition
         epoch, position = header.partition_leader_epoch, self.next_offset
         try:
-            return [
-                ConsumerRecord(topic, number, offset, timestamp, key, value, headers, epoch)
-                for offset, timestamp, key, value, headers in iter_records(view)
-                if offset >= position
-            ]
+            return read_records(header, view, (ConsumerRecord, topic, number, epoch, position))
         except KafkaError as error:
             raise KafkaError(
                 error.code, f"{self.partition} at offset {header.base_offset}: {error.message}"

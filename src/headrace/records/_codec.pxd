@@ -54,10 +54,11 @@ cdef class _Cursor:
 
 @cython.locals(
     cursor=_Cursor, _=Py_ssize_t, timestamp=int64_t, timestamp_delta=int64_t,
-    offset_delta=int64_t, key=bytes, value=bytes, headers=tuple, records=list,
+    offset_delta=int64_t, key=bytes, value=bytes, headers=tuple, records=list, offset=int64_t, start=int64_t,
 )
 cpdef list decode_records(
-    object payload, Py_ssize_t count, int64_t base_offset, int64_t base_timestamp, int64_t append_time=*
+    object payload, Py_ssize_t count, int64_t base_offset, int64_t base_timestamp, int64_t append_time=*,
+    tuple place=*
 )
 
 @cython.locals(cursor=_Cursor, index=Py_ssize_t, null_keys=int, null_values=int)

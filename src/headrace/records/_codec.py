@@ -18,6 +18,7 @@ Callers: `codec` chooses between the two, and everyone imports from there.
 import struct
 from collections.abc import Iterable
 from types import FunctionType
+from typing import Any
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.records.batch import BatchInfo, Buffer, Record, Scan, ScanStop, SegmentScan
@@ -25,10 +26,11 @@ from headrace.records.crc import crc32c
 
 Header = tuple[str, bytes | None]
 RecordInput = tuple[int, bytes | None, bytes | None, Iterable[Header]]
+# A tuple type, the topic and partition to put before a Record's fields, the leader epoch to put after, an offset.
+Place = tuple[type, str, int, int, int] | None
 
 # What check_records found.
-NULL_KEY = 1
-NULL_VALUE = 2
+NULL_KEY, NULL_VALUE = 1, 2
 
 # The least a record takes: seven one-byte fields. A header: two.
 _RECORD_BYTES_MIN = 7
@@ -37,20 +39,13 @@ _HEADER_BYTES_MIN = 2
 # Numbers of more than 32 bits have names, and the names C types: as literals they would be Python objects in C too.
 _I64_MAX = 0x7FFFFFFFFFFFFFFF
 _I64_MIN = -_I64_MAX - 1
-_U32_SIGN = 0x80000000
-_U32_RANGE = 0x100000000
-_U32_MASK = 0xFFFFFFFF
+_U32_SIGN, _U32_RANGE, _U32_MASK = 0x80000000, 0x100000000, 0xFFFFFFFF
 
 # The first offset that no batch may reach, far enough below 2^63 for every sum of an offset and a delta.
 _OFFSET_MAX = 0x7FFFFFFF00000000
 
 # ScanStop's members as the plain numbers they are.
-_NEED_MORE = 1
-_BAD_LENGTH = 2
-_BAD_MAGIC = 3
-_BAD_OFFSET = 4
-_BAD_CRC = 5
-_GAP = 6
+_NEED_MORE, _BAD_LENGTH, _BAD_MAGIC, _BAD_OFFSET, _BAD_CRC, _GAP = 1, 2, 3, 4, 5, 6
 
 _new_tuple = tuple.__new__
 _unpack_header = struct.Struct(">qiibIhi8xqqhi4x").unpack_from
@@ -167,13 +162,22 @@ class _Cursor:
 
 
 def decode_records(
-    payload: Buffer, count: int, base_offset: int, base_timestamp: int, append_time: int = -1
-) -> list[Record]:
-    """The `count` records of an inflated batch. `append_time`, unless -1, is the time of each of them."""
+    payload: Buffer,
+    count: int,
+    base_offset: int,
+    base_timestamp: int,
+    append_time: int = -1,
+    place: Place = None,
+) -> list[Any]:
+    """The `count` records of an inflated batch. `append_time`, unless -1, is the time of each of them.
+
+    With a `place` they are of its type, which has more fields around a Record's, from its offset on.
+    """
     cursor = _Cursor(payload, count)
     if base_offset < 0 or base_offset > _OFFSET_MAX:
         raise _invalid("a base offset is out of range")
-    records = []
+    records: list[Any] = []
+    kind, topic, partition, epoch, start = place or (Record, "", 0, 0, 0)
     for _ in range(count):
         cursor.begin_record()
         timestamp_delta = cursor.varint(63)
@@ -190,7 +194,12 @@ def decode_records(
         value = cursor.nullable_bytes()
         headers = cursor.headers()
         cursor.end_record()
-        records.append(_new_tuple(Record, (base_offset + offset_delta, timestamp, key, value, headers)))
+        offset = base_offset + offset_delta
+        if place is None:
+            records.append(_new_tuple(Record, (offset, timestamp, key, value, headers)))
+        elif offset >= start:
+            fields = (topic, partition, offset, timestamp, key, value, headers, epoch)
+            records.append(_new_tuple(kind, fields))
     cursor.end_batch()
     return records
 

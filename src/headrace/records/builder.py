@@ -8,6 +8,7 @@ Callers: the client, coordinators and the metadata log, and storage where it mus
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.records.batch import (
@@ -154,13 +155,23 @@ def iter_records(batch: Buffer, *, limit: int = INFLATED_BYTES_MAX) -> list[Reco
 
     The CRC is the caller's to check (`crc_ok`): on the way from a broker's own disk it has been.
     """
-    header = parse_header(batch)
+    return read_records(parse_header(batch), batch, None, limit=limit)
+
+
+def read_records(
+    header: BatchHeader,
+    batch: Buffer,
+    place: tuple[type, str, int, int, int] | None,
+    *,
+    limit: int = INFLATED_BYTES_MAX,
+) -> list[Any]:
+    """The records of a batch, of the type and from the offset that `place` says (see `codec.decode_records`)."""
     if header.record_count == 0:  # compaction leaves such batches, to keep what a producer last wrote
         return []
     payload = _inflate(header, batch, limit)
     append_time = header.max_timestamp if header.is_log_append_time else NO_TIMESTAMP
     return decode_records(
-        payload, header.record_count, header.base_offset, header.base_timestamp, append_time
+        payload, header.record_count, header.base_offset, header.base_timestamp, append_time, place
     )
 
 

@@ -1,0 +1,352 @@
+"""The same clients without asyncio: each call returns when its work is done.
+
+Owns a thread with an event loop for every client, on which the asynchronous twin runs, and the crossing between it and
+the caller's thread. Invariants: results and errors are those of the twin; a wait can be interrupted (Ctrl-C), which
+cancels the call and leaves the client usable; after `close` the thread is gone. A producer may be used by several
+threads, a consumer by one at a time. Compiled, `send` appends in the caller's thread and crosses over only once a
+batch; interpreted, it crosses over for every record. The public names are in `headrace.blocking`.
+"""
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from headrace.base.errors import KafkaError
+from headrace.client.admin import Admin as AsyncAdmin
+from headrace.client.batches import Headers
+from headrace.client.consumer import Consumer as AsyncConsumer
+from headrace.client.consumer import DeliveryMode
+from headrace.client.errors import ClientError, Closed
+from headrace.client.fetched import ConsumerRecord
+from headrace.client.group import RebalanceListener
+from headrace.client.producer import Producer as AsyncProducer
+from headrace.client.topics import TopicPartition
+from headrace.client.transactions import Transaction as AsyncTransaction
+from headrace.records.codec import COMPILED, Delivery, RecordMetadata
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+START_TIMEOUT_S = 30.0
+
+
+class Portal:
+    """A thread that runs an event loop for others."""
+
+    def __init__(self, name: str) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        if not self._ready.wait(START_TIMEOUT_S):
+            raise ClientError(f"the thread {name!r} did not start within {START_TIMEOUT_S:.0f} s")
+
+    def _run(self) -> None:
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            self._loop.call_soon(self._ready.set)
+            self._loop.run_forever()
+
+    def call(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run a coroutine over there and return its result here. Raises what it raises."""
+        loop = self._loop
+        if loop is None or not loop.is_running():
+            work.close()
+            raise Closed("the client is closed")
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise ClientError(
+                "a blocking call from the client's own thread would wait for itself",
+                "do it from another thread; callbacks of deliveries must not block",
+            )
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def run(self, step: Callable[[], T]) -> T:
+        """Run a plain function over there."""
+
+        async def work() -> T:
+            return step()
+
+        return self.call(work())
+
+    def soon(self, step: Callable[[], object]) -> None:
+        """Run a plain function over there, without waiting for it."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(step)
+
+    def stop(self) -> None:
+        """End the loop and the thread."""
+        if self._loop is not None and self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+
+class _Client:
+    """What the blocking twins share: a portal and, behind it, the asynchronous client."""
+
+    _portal: Portal
+    _inner: Any
+
+    def _start(self, name: str, make: Callable[[], Any]) -> None:
+        self._portal = Portal(f"headrace {name}")
+        try:
+            self._inner = self._portal.run(make)
+        except BaseException:
+            self._portal.stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._portal.call(self._inner.__aexit__(kind, error, trace))
+        finally:
+            self._portal.stop()
+
+    def close(self) -> None:
+        """As the asynchronous twin's; then the thread ends."""
+        try:
+            self._portal.call(self._inner.close())
+        except Closed:
+            pass
+        finally:
+            self._portal.stop()
+
+
+def _waits(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """The blocking form of a coroutine method."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        portal: Portal = self._portal
+        return portal.call(method(self._inner, *arguments, **keywords))
+
+    return call
+
+
+def _crosses(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """The blocking form of a plain method that must run on the event loop."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        portal: Portal = self._portal
+        return portal.run(lambda: method(self._inner, *arguments, **keywords))
+
+    return call
+
+
+class Pending:
+    """The promise for one record: `result` waits for it."""
+
+    __slots__ = ("_delivery", "_portal")
+
+    def __init__(self, delivery: Delivery, portal: Portal) -> None:
+        self._delivery = delivery
+        self._portal = portal
+
+    def done(self) -> bool:
+        """Whether the record's fate is known."""
+        return self._delivery.done()
+
+    def result(self, timeout_s: float | None = None) -> RecordMetadata:
+        """Where the record went, once that is known; raises what went wrong, or TimeoutError."""
+        if self._delivery.done():
+            return self._delivery.result()
+
+        async def wait() -> RecordMetadata:
+            return await self._delivery
+
+        return self._portal.call(wait(), timeout_s)
+
+    def exception(self, timeout_s: float | None = None) -> KafkaError | None:
+        """Why the record failed, once that is known; None when it was acknowledged."""
+        try:
+            self.result(timeout_s)
+        except KafkaError as error:
+            return error
+        return None
+
+    def add_done_callback(self, callback: "Callable[[Pending], object]") -> None:
+        """Call `callback(pending)` in the client's thread when it is done; it must not block."""
+        self._portal.soon(lambda: self._delivery.add_done_callback(lambda _: callback(self)))
+
+
+class Producer(_Client):
+    """Sends records to topics; see `headrace.Producer`."""
+
+    def __init__(self, config: Mapping[str, object] | None = None, **options: Any) -> None:
+        self._start("producer", lambda: AsyncProducer(config, **options))
+        self._append = self._inner.short_way if COMPILED else None
+
+    def send(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Any = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Pending:
+        """Put a record into the buffer, waiting for room if need be. Raises KafkaError."""
+        if self._append is not None and not headers:
+            delivery = self._append(topic, value, key, (), partition, timestamp_ms)
+            if delivery is not None:
+                return Pending(delivery, self._portal)
+        delivery = self._portal.call(
+            self._inner.send(
+                topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
+            )
+        )
+        return Pending(delivery, self._portal)
+
+    flush = _waits(AsyncProducer.flush)
+    partitions = _waits(AsyncProducer.partitions)
+
+    def transaction(self) -> "Transaction":
+        """A transaction, to be used with `with`."""
+        return Transaction(self, self._portal, self._inner.transaction())
+
+    @property
+    def waits_for(self) -> str:
+        """What keeps records from being acknowledged, in words."""
+        return self._portal.run(lambda: str(self._inner.waits_for))
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of records that are not acknowledged yet."""
+        return int(self._inner.buffered_bytes)
+
+
+class Transaction:
+    """One transaction: committed when its block ends, aborted when that raises."""
+
+    def __init__(self, producer: Producer, portal: Portal, inner: AsyncTransaction) -> None:
+        self._portal = portal
+        self._inner = inner
+        self.send = producer.send
+
+    def __enter__(self) -> Self:
+        self._portal.call(self._inner.__aenter__())
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._portal.call(self._inner.__aexit__(kind, error, trace))
+
+    def commit_offsets(self, consumer: "Consumer") -> None:
+        """Commit what the consumer handed out together with the records. Raises KafkaError."""
+        metadata, offsets = consumer._portal.run(
+            lambda: (consumer._inner.group_metadata(), consumer._inner.consumed())
+        )
+        self._portal.call(self._inner.commit_offsets(metadata, offsets))
+
+
+class _ThreadedListener:
+    """Runs a blocking listener beside the loop, so that it may commit and seek."""
+
+    def __init__(self, listener: RebalanceListener) -> None:
+        self._listener = listener
+
+    async def on_assigned(self, partitions: list[TopicPartition]) -> None:
+        await asyncio.to_thread(self._listener.on_assigned, partitions)
+
+    async def on_revoked(self, partitions: list[TopicPartition]) -> None:
+        await asyncio.to_thread(self._listener.on_revoked, partitions)
+
+    async def on_lost(self, partitions: list[TopicPartition]) -> None:
+        await asyncio.to_thread(self._listener.on_lost, partitions)
+
+
+class Consumer(_Client):
+    """Reads topics; see `headrace.Consumer`. Iterate over it, or `poll`."""
+
+    def __init__(
+        self,
+        config: Mapping[str, object] | None = None,
+        *,
+        delivery: DeliveryMode | None = None,
+        **options: Any,
+    ) -> None:
+        self._start("consumer", lambda: AsyncConsumer(config, delivery=delivery, **options))
+
+    def subscribe(self, topics: Any, listener: RebalanceListener | None = None) -> None:
+        """As the asynchronous twin's; the listener runs in a thread of its own and may use this consumer."""
+        wrapped = None if listener is None else _ThreadedListener(listener)
+        self._portal.run(lambda: self._inner.subscribe(topics, wrapped))
+
+    poll = _waits(AsyncConsumer.poll)
+    commit = _waits(AsyncConsumer.commit)
+    committed = _waits(AsyncConsumer.committed)
+    position = _waits(AsyncConsumer.position)
+    lag = _waits(AsyncConsumer.lag)
+    partitions = _waits(AsyncConsumer.partitions)
+    unsubscribe = _waits(AsyncConsumer.unsubscribe)
+    beginning_offsets = _waits(AsyncConsumer.beginning_offsets)
+    end_offsets = _waits(AsyncConsumer.end_offsets)
+    offsets_for_times = _waits(AsyncConsumer.offsets_for_times)
+    assign = _crosses(AsyncConsumer.assign)
+    commit_soon = _crosses(AsyncConsumer.commit_soon)
+    pause = _crosses(AsyncConsumer.pause)
+    resume = _crosses(AsyncConsumer.resume)
+    seek = _crosses(AsyncConsumer.seek)
+    seek_to_beginning = _crosses(AsyncConsumer.seek_to_beginning)
+    seek_to_end = _crosses(AsyncConsumer.seek_to_end)
+    seek_to_time = _crosses(AsyncConsumer.seek_to_time)
+    high_watermark = _crosses(AsyncConsumer.high_watermark)
+    consumed = _crosses(AsyncConsumer.consumed)
+
+    @property
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions being read."""
+        return self._portal.run(lambda: list(self._inner.assignment))
+
+    @property
+    def waits_for(self) -> str:
+        """What keeps records from coming, in words."""
+        return self._portal.run(lambda: str(self._inner.waits_for))
+
+    def batches(
+        self, max_records: int | None = None, timeout_ms: float | None = None
+    ) -> Iterator[list[ConsumerRecord]]:
+        """Lists of records as they come, for ever; with a timeout also empty ones."""
+        while True:
+            records = self.poll(60_000 if timeout_ms is None else timeout_ms, max_records)
+            if records or timeout_ms is not None:
+                yield records
+
+    def __iter__(self) -> "Iterator[ConsumerRecord]":
+        return self
+
+    def __next__(self) -> ConsumerRecord:
+        ready = self._inner.ready_records
+        record: ConsumerRecord = ready.popleft() if ready else self._portal.call(self._inner.__anext__())
+        return record
+
+
+class Admin(_Client):
+    """Administration; see `headrace.Admin`."""
+
+    def __init__(self, config: Mapping[str, object] | None = None, **options: Any) -> None:
+        self._start("admin", lambda: AsyncAdmin(config, **options))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(AsyncAdmin, name)
+        if name.startswith("_") or not asyncio.iscoroutinefunction(method):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return functools.partial(_waits(method), self)
+
+    def __dir__(self) -> Iterable[str]:
+        return sorted({*super().__dir__(), *(name for name in dir(AsyncAdmin) if not name.startswith("_"))})

@@ -1,0 +1,116 @@
+"""The blocking twins do what the asynchronous clients do, from ordinary threads."""
+
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+
+import pytest
+
+from headrace import KafkaError, NewTopic, TopicPartition
+from headrace.blocking import Admin, Consumer, Producer
+
+
+def test_records_go_around_without_asyncio(cluster_bootstrap: str, new_topic: Callable[..., str]) -> None:
+    topic = new_topic()
+    where = TopicPartition(topic, 0)
+    with Producer(bootstrap_servers=cluster_bootstrap) as producer:
+        pending = [producer.send(topic, b"%d" % number, key=b"k") for number in range(1_000)]
+        producer.send(topic, b"last", headers=[("h", b"1")]).result(60)
+        assert [one.result(60).offset for one in pending] == list(range(1_000))
+        assert producer.waits_for == ""
+    group = f"group-{uuid.uuid4().hex[:12]}"
+    config = {"bootstrap.servers": cluster_bootstrap, "group.id": group, "auto.offset.reset": "earliest"}
+    with Consumer(config) as consumer:
+        consumer.subscribe([topic])
+        seen = [next(consumer).offset for _ in range(700)]
+        assert seen == list(range(700))
+    with Consumer(config) as consumer:
+        assert consumer.committed([where])[where] == (700, "", -1), "what was not handed out is not committed"
+        consumer.subscribe([topic])
+        assert next(consumer).offset == 700
+        consumer.seek(where, 1_000)
+        assert next(consumer).headers == (("h", b"1"),)
+        assert consumer.position(where) == 1_001
+
+
+def test_many_threads_share_a_producer_and_no_record_is_lost(
+    cluster_bootstrap: str, new_topic: Callable[..., str]
+) -> None:
+    topic, each, threads = new_topic(partitions=3), 3_000, 4
+    with Producer(bootstrap_servers=cluster_bootstrap, batch_size=2_000) as producer:
+
+        def work(who: int) -> None:
+            for number in range(each):
+                producer.send(topic, b"%d-%d" % (who, number), key=b"%d" % who)
+
+        workers = [threading.Thread(target=work, args=(who,)) for who in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        producer.flush()
+    found: dict[bytes, list[int]] = {}
+    with Consumer(bootstrap_servers=cluster_bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign(consumer.partitions(topic))
+        while sum(map(len, found.values())) < each * threads:
+            for record in consumer.poll(5_000, 5_000):
+                who, _, number = record.value.partition(b"-")
+                found.setdefault(who, []).append(int(number))
+    assert found == {b"%d" % who: list(range(each)) for who in range(threads)}
+
+
+def test_listeners_may_commit_and_errors_arrive_where_the_call_was_made(
+    cluster_bootstrap: str, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic()
+    where = TopicPartition(topic, 0)
+    group = f"group-{uuid.uuid4().hex[:12]}"
+    config = {"bootstrap.servers": cluster_bootstrap, "group.id": group, "enable.auto.commit": False}
+    consumer = Consumer(config)
+
+    class Listener:
+        def on_assigned(self, partitions: list[TopicPartition]) -> None:
+            consumer.seek(where, 0)
+
+        def on_revoked(self, partitions: list[TopicPartition]) -> None:
+            consumer.commit({where: 0})
+
+        def on_lost(self, partitions: list[TopicPartition]) -> None:
+            raise AssertionError("nothing is lost here")
+
+    with consumer:
+        consumer.subscribe(topic, Listener())
+        while consumer.assignment != [where]:
+            consumer.poll(100)
+        with pytest.raises(KafkaError, match="not assigned"):
+            consumer.seek(TopicPartition("other", 0), 1)
+    with pytest.raises(KafkaError, match="closed"):
+        consumer.poll(1)
+    with Consumer(config) as reader:
+        assert reader.committed([where])[where] == (0, "", -1)
+
+
+def test_administration_blocks_too(cluster_bootstrap: str) -> None:
+    name = f"admin-{uuid.uuid4().hex[:12]}"
+    with Admin(bootstrap_servers=cluster_bootstrap) as admin:
+        admin.create_topic(NewTopic(name, 2, 1))
+        assert [len(topic.partitions) for topic in admin.describe_topics([name])] == [2]
+        admin.delete_topics([name])
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            admin.nothing()
+
+
+def test_importing_the_client_loads_no_extras_and_little_else() -> None:
+    program = (
+        "import sys, headrace\n"
+        "assert 'asyncio' not in sys.modules, 'the package alone loads nothing'\n"
+        "from headrace import Producer, Consumer, Admin\n"
+        "heavy = {'rich', 'pyarrow', 'pandas', 'fastavro', 'google.protobuf', 'msgpack', 'opentelemetry'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "[]\n"
