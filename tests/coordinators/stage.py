@@ -11,6 +11,15 @@ from typing import Any
 
 from headrace.base.errors import ErrorCode
 from headrace.base.settings import broker_config
+from headrace.cluster.image import EMPTY, apply
+from headrace.cluster.records import (
+    BrokerRecord,
+    MetadataRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from headrace.coordinators.consumer_group import HeartbeatRequest
 from headrace.coordinators.effects import Body, Effects, Record, TimerKey, Write
 from headrace.coordinators.group_shard import Commit, CommitResult, Committer, GroupShard
 from headrace.coordinators.membership import JoinRequest
@@ -25,6 +34,7 @@ class Stage:
         self.settings = {"group.initial.rebalance.delay.ms": "0"}
         self.configure(**settings)
         self.now_ms = START_MS
+        self.image = EMPTY
         self.log: list[Record] = []
         self.waiting: list[Write] = []
         self.holds_back = False
@@ -40,7 +50,22 @@ class Stage:
         self._config = broker_config(self.settings)
 
     def _new_shard(self) -> GroupShard:
-        return GroupShard(lambda: self._config, lambda: str(next(self._ids)))
+        return GroupShard(lambda: self._config, lambda: str(next(self._ids)), lambda: self.image)
+
+    def topic(self, name: str, partitions: int, racks: str = "") -> None:
+        """Make a topic, or give it more partitions; with racks, the rack of each partition's only replica."""
+        records: list[MetadataRecord] = []
+        before = self.image.topics.get(name)
+        if before is None:
+            records.append(TopicRecord(name, topic_id(name)))
+        for index in range(0 if before is None else len(before.partitions), partitions):
+            node = ord(racks[index % len(racks)]) if racks else 1
+            records.append(BrokerRecord(node, "host", 9092, chr(node) if racks else None, 1))
+            records.append(PartitionRecord(topic_id(name), index, (node,), (node,), node, 0, 0))
+        self.image = apply(self.image, records)
+
+    def delete_topic(self, name: str) -> None:
+        self.image = apply(self.image, [RemoveTopicRecord(topic_id(name))])
 
     # -- the runtime's part --------------------------------------------------------------------------------------------
 
@@ -69,6 +94,9 @@ class Stage:
         if write.then is not None:
             then = write.then
             self.run(lambda now_ms, out: then(error, now_ms, out))
+        if error is not ErrorCode.NONE and write.ahead:
+            self.run(lambda now_ms, out: self.shard.unload(ErrorCode.COORDINATOR_NOT_AVAILABLE, now_ms, out))
+            self.restart()
 
     def release(self) -> None:
         """Commit what was held back, in order."""
@@ -138,6 +166,27 @@ class Stage:
             )
         )
 
+    def beat(self, who: str, member: str, epoch: int, group: str = "g", **given: Any) -> None:
+        """A heartbeat of the consumer protocol. `topics` and `owns` are said where they are given."""
+        owned = given.get("owns")
+        request = HeartbeatRequest(
+            member,
+            epoch,
+            given.get("instance"),
+            given.get("rack"),
+            given.get("rebalance", 20_000 if epoch == 0 else -1),
+            given.get("topics"),
+            given.get("regex"),
+            given.get("assignor"),
+            {topic_id(name): frozenset(found) for name, found in owned.items() if found}
+            if owned is not None
+            else ({} if epoch == 0 else None),
+            given.get("client", who),
+            "/host",
+        )
+        ticket = self.ticket(who)
+        self.run(lambda now_ms, out: self.shard.consumer_heartbeat(group, request, ticket, now_ms, out))
+
     def heartbeat(
         self, member: str, generation: int, group: str = "g", instance: str | None = None
     ) -> ErrorCode:
@@ -181,6 +230,10 @@ class Stage:
         told: list[ErrorCode] = []
         self.run(lambda now_ms, out: self.shard.delete_group(group, told.append, out))
         return told
+
+
+def topic_id(name: str) -> bytes:
+    return name.encode().ljust(16, b"\0")
 
 
 def subscription(*topics: str) -> bytes:

@@ -13,10 +13,22 @@ from typing import Any
 import pytest
 
 from headrace.base.errors import ErrorCode
+from headrace.coordinators.consumer_records import decode_assignment, encode_assignment
+from headrace.coordinators.mixed_group import MixedGroup
 from tests.coordinators.stage import Stage, subscription
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
-NUMBERS = {"session", "rebalance", "version", "generation", "retention", "partition", "offset"}
+NUMBERS = {
+    "epoch",
+    "partitions",
+    "session",
+    "rebalance",
+    "version",
+    "generation",
+    "retention",
+    "partition",
+    "offset",
+}
 
 
 class Script:
@@ -47,6 +59,16 @@ class Script:
             self.members[who] = member
         if error is not ErrorCode.NONE:
             return f"{who}: {error.name}" + (f" id={member}" if error is ErrorCode.MEMBER_ID_REQUIRED else "")
+        if "member_epoch" in body:
+            has = body.get("assignment")
+            listed = "" if has is None else " has " + (_listed(has["topic_partitions"]) or "nothing")
+            return f"{who}: epoch={body['member_epoch']}{listed}"
+        if "assignment" in body and body["assignment"].startswith(b"\0"):
+            topics = decode_assignment(body["assignment"]) or {}
+            held = [
+                {"topic_id": name.encode(), "partitions": sorted(found)} for name, found in topics.items()
+            ]
+            return f"{who}: assigned {_listed(held) or 'nothing'}"
         if "assignment" in body:
             return f"{who}: assigned {body['assignment'].decode() or 'nothing'}"
         listed = ",".join(sorted(each["member_id"] for each in body["members"]))
@@ -58,7 +80,10 @@ class Script:
 
     def changed(self) -> list[str]:
         group = self.stage.shard.groups.get("g")
-        state = "-" if group is None else f"{group.state.value} generation={group.generation}"
+        if isinstance(group, MixedGroup):
+            state = f"{group.state.value} epoch={group.epoch} target={group.target_epoch}"
+        else:
+            state = "-" if group is None else f"{group.state.value} generation={group.generation}"
         if state == self.state:
             return []
         self.state = state
@@ -77,9 +102,24 @@ class Script:
     def _id(self, name: str, given: dict[str, Any]) -> str:
         return "" if name in ("new", "") else self.members.get(name, name if "id" in given else "")
 
+    def do_topic(self, who: str, given: dict[str, Any]) -> None:
+        self.stage.topic(who, given["partitions"], given.get("racks", ""))
+
+    def do_no_topic(self, who: str, given: dict[str, Any]) -> None:
+        self.stage.delete_topic(who)
+
+    def do_beat(self, who: str, given: dict[str, Any]) -> None:
+        """A heartbeat of the consumer protocol; who does not say otherwise uses its own name as its member id."""
+        if "topics" in given:
+            given["topics"] = tuple(name for name in given["topics"].split(",") if name)
+        if "owns" in given:
+            owned = [part.split(":") for part in given["owns"].split("/") if part]
+            given["owns"] = {name: [int(each) for each in indexes.split(",")] for name, indexes in owned}
+        self.stage.beat(who, given.pop("id", who), given.pop("epoch"), **given)
+
     def do_sync(self, who: str, given: dict[str, Any]) -> None:
         gives = {
-            self.members.get(part.split(":")[0], part.split(":")[0]): part.split(":")[1].encode()
+            self.members.get(part.split(":")[0], part.split(":")[0]): _given(part.split(":")[1])
             for part in given.pop("gives", "").split(",")
             if part
         }
@@ -121,6 +161,23 @@ class Script:
 
     def do_fail(self, who: str, given: dict[str, Any]) -> None:
         self.stage.fails = None if who == "no" else ErrorCode[who]
+
+
+def _given(text: str) -> bytes:
+    """What a leader gives a member: any text, or partitions in the form that consumers have for them (t@0.1)."""
+    topic, _, indexes = text.partition("@")
+    if not indexes:
+        return text.encode()
+    return encode_assignment(0, {topic: frozenset(int(each) for each in indexes.split("."))})
+
+
+def _listed(topics: list[dict[str, Any]]) -> str:
+    return "/".join(
+        sorted(
+            bytes(each["topic_id"]).rstrip(b"\0").decode() + ":" + ",".join(map(str, each["partitions"]))
+            for each in topics
+        )
+    )
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)

@@ -61,7 +61,6 @@ class CoordinatorConfig(ClusterConfig):
         _STRING,
         "Whether groups may move between the classic and the consumer protocol while they are in use.",
         bound=OneOf(("bidirectional", "upgrade", "downgrade", "disabled")),
-        needs="groups that change their protocol",
     )
     group_consumer_min_heartbeat_interval_ms: int = setting(
         5000,

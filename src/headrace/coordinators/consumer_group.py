@@ -179,7 +179,7 @@ class ConsumerGroup(ConsumerState):
         old = self.members[old_id]
         target = self.targets.get(old_id, NOTHING)
         said, current = old.said, old.current._replace(epoch=0, previous_epoch=0)
-        self._stop_timers(old_id, out)
+        self.stop_timers(old_id, out)
         self.remove_member(old_id, records)
         self.write_member(new_id, said, records)
         self.write_target(new_id, target, records)
@@ -237,7 +237,7 @@ class ConsumerGroup(ConsumerState):
 
     def put_out(self, member_id: str, now_ms: int, records: list[Record], out: Effects) -> None:
         """A member is gone: the others are to have what it had."""
-        self._stop_timers(member_id, out)
+        self.stop_timers(member_id, out)
         self.remove_member(member_id, records)
         self._refresh(True, now_ms, records)
         self.write_epoch(self.epoch + 1, records)
@@ -352,7 +352,7 @@ class ConsumerGroup(ConsumerState):
         timeout_ms = self.session_timeout_ms() if classic is None else classic.session_timeout_ms
         out.start(self._timer("session", member.member_id), timeout_ms)
 
-    def _stop_timers(self, member_id: str, out: Effects) -> None:
+    def stop_timers(self, member_id: str, out: Effects) -> None:
         for what in ("session", "rebalance", "join", "sync"):
             out.stop(self._timer(what, member_id))
 
@@ -396,6 +396,9 @@ class ConsumerGroup(ConsumerState):
             return ErrorCode.UNSUPPORTED_VERSION
         return ErrorCode.NONE if who.generation == member.epoch else ErrorCode.STALE_MEMBER_EPOCH
 
+    def touch(self, member_id: str, out: Effects) -> None:
+        """A commit says nothing here: only heartbeats keep a member in."""
+
     def subscribes_to(self, topic: str) -> bool:
         return topic in self.subscribed_names()
 
@@ -418,7 +421,7 @@ class ConsumerGroup(ConsumerState):
             elif ticket is not None:
                 self._held.append((self._written, ticket, body))
             return
-        for part in _parts(records):
+        for part in parts_of(records):
             self._written += 1
             out.store(part, self._stored, ahead=True)
         if ticket is not None:
@@ -470,7 +473,7 @@ def _check_epoch(current: CurrentValue, request: HeartbeatRequest) -> None:
         )
 
 
-def _parts(records: list[Record]) -> Iterator[list[Record]]:
+def parts_of(records: list[Record]) -> Iterator[list[Record]]:
     part: list[Record] = []
     size = 0
     for key, value in records:

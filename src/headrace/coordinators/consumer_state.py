@@ -174,6 +174,12 @@ class ConsumerState:
         kinds = (Kind.TARGET_EPOCH, Kind.TOPICS, Kind.EPOCH)
         return records + [(consumer_key(kind, self.group_id), None) for kind in kinds]
 
+    def adopt(self, member_id: str, said: MemberValue, current: CurrentValue) -> None:
+        """Take in a member of another group, with what it has, which is also what it is to have."""
+        self._say(member_id, said)
+        self._have(member_id, current)
+        self.targets[member_id] = current.assigned
+
     def everything(self, records: list[Record]) -> None:
         """Write all that is there: the group was made out of another one."""
         for member in self.members.values():

@@ -7,7 +7,7 @@ group. Pure; the runtime calls it and holds one for each partition that this bro
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
@@ -16,18 +16,16 @@ from headrace.cluster.image import EMPTY as NO_TOPICS
 from headrace.cluster.image import ClusterImage
 from headrace.coordinators.classic_group import ClassicGroup
 from headrace.coordinators.committing import Commit, CommitResult, Committer
-from headrace.coordinators.consumer_group import JOIN, ConsumerGroup, HeartbeatRequest
 from headrace.coordinators.consumer_records import ConsumerKey, Kind, decode_consumer_key
-from headrace.coordinators.effects import Effects, Record, Ticket, TimerKey, Write
+from headrace.coordinators.effects import Effects, Record, TimerKey
+from headrace.coordinators.group_members import Group, GroupMembers, LeaveResult
 from headrace.coordinators.group_states import (
     DEAD,
     EMPTY,
     STABLE,
     append_error,
-    join_error,
-    sync_error,
 )
-from headrace.coordinators.membership import JoinRequest
+from headrace.coordinators.mixed_group import MixedGroup
 from headrace.coordinators.offsets import CommittedOffsets, expired
 from headrace.coordinators.rebalance import CONSUMER
 from headrace.coordinators.records import (
@@ -52,11 +50,7 @@ GROUP_NOT_FOUND_FROM_COMMIT_VERSION: Final = 9
 logger = get_logger(__name__)
 
 
-Group: TypeAlias = ClassicGroup | ConsumerGroup
-LeaveResult = list[tuple[str, str | None, ErrorCode]]
-
-
-class GroupShard:
+class GroupShard(GroupMembers):
     """The state machine of one partition."""
 
     def __init__(
@@ -65,10 +59,7 @@ class GroupShard:
         new_id: Callable[[], str],
         image: Callable[[], ClusterImage] = lambda: NO_TOPICS,
     ) -> None:
-        self._config = config
-        self._new_id = new_id
-        self._image = image
-        self.groups: dict[str, Group] = {}
+        super().__init__(config, new_id, image)
         self.offsets = CommittedOffsets()
         self.pending = PendingOffsets()
 
@@ -121,15 +112,15 @@ class GroupShard:
     def _replay_consumers(self, key: ConsumerKey, value: bytes | None) -> None:
         group = self.groups.get(key.group)
         if key.kind is Kind.EPOCH and value is None:
-            if isinstance(group, ConsumerGroup) and not group.members:
+            if isinstance(group, MixedGroup) and not group.members:
                 del self.groups[key.group]
                 if self.offsets.of(key.group):
                     self._create(key.group)
             return
-        if not isinstance(group, ConsumerGroup):
+        if not isinstance(group, MixedGroup):
             if value is None:
                 return
-            group = self.groups[key.group] = ConsumerGroup(key.group, self._config, self._image)
+            group = self.groups[key.group] = MixedGroup(key.group, self._config, self._image)
         group.replay(key.kind, key.name, value)
 
     def loaded(self, now_ms: int, out: Effects) -> None:
@@ -152,114 +143,7 @@ class GroupShard:
         if isinstance(group, ClassicGroup):
             group.on_timer(key, now_ms, out)
         elif group is not None and group.is_overdue(key):
-            records: list[Record] = []
-            group.put_out(key[2], now_ms, records, out)
-            group.answer(None, {}, records, out)
-
-    def _create(self, group_id: str) -> ClassicGroup:
-        made = self.groups[group_id] = ClassicGroup(group_id, self._config, self._new_id)
-        return made
-
-    # -- members -------------------------------------------------------------------------------------------------------
-
-    def join(self, group_id: str, request: JoinRequest, ticket: Ticket, now_ms: int, out: Effects) -> None:
-        config = self._config()
-        least, most = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
-        if not least <= request.session_timeout_ms <= most:
-            out.reply(ticket, join_error(ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id))
-            return
-        group = self.groups.get(group_id)
-        if isinstance(group, ConsumerGroup):
-            if group.members:
-                out.reply(ticket, join_error(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
-                return
-            self._bury(group.tombstones(), lambda error: None, out)
-            group = None
-        if group is None:
-            if request.member_id:
-                out.reply(ticket, join_error(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))
-                return
-            if not request.protocol_type or not request.protocols:  # before there is a group to clean up
-                out.reply(ticket, join_error(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
-                return
-            group = self._create(group_id)
-            out.store([group.record({})])
-        group.join(request, ticket, now_ms, out)
-
-    def sync(
-        self,
-        group_id: str,
-        member_id: str,
-        instance_id: str | None,
-        generation: int,
-        protocol_type: str | None,
-        protocol: str | None,
-        assignments: Sequence[tuple[str, bytes]],
-        ticket: Ticket,
-        now_ms: int,
-        out: Effects,
-    ) -> None:
-        group = self.groups.get(group_id)
-        if not isinstance(group, ClassicGroup):
-            out.reply(ticket, sync_error(ErrorCode.UNKNOWN_MEMBER_ID))
-            return
-        group.sync(
-            member_id, instance_id, generation, protocol_type, protocol, assignments, ticket, now_ms, out
-        )
-
-    def heartbeat(
-        self, group_id: str, member_id: str, instance_id: str | None, generation: int, out: Effects
-    ) -> ErrorCode:
-        group = self.groups.get(group_id)
-        if not isinstance(group, ClassicGroup):
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        return group.heartbeat(member_id, instance_id, generation, out)
-
-    def leave(
-        self,
-        group_id: str,
-        leaving: Sequence[tuple[str, str | None]],
-        done: Callable[[LeaveResult], None],
-        now_ms: int,
-        out: Effects,
-    ) -> None:
-        """Take members out. Told at once, or when it is stored that the group is empty now."""
-        group = self.groups.get(group_id)
-        if not isinstance(group, ClassicGroup):
-            done([(*each, ErrorCode.UNKNOWN_MEMBER_ID) for each in leaving])
-            return
-        results = group.leave(leaving, now_ms, out)
-        if (
-            out.writes
-        ):  # told of success all the same if it cannot be stored: the members are gone, and time out again
-            out.writes[-1] = out.writes[-1]._replace(then=lambda error, now_ms, out: done(results))
-        else:
-            done(results)
-
-    # -- members of the consumer protocol ------------------------------------------------------------------------------
-
-    def consumer_heartbeat(
-        self, group_id: str, request: HeartbeatRequest, ticket: Ticket, now_ms: int, out: Effects
-    ) -> None:
-        group = self.groups.get(group_id)
-        before = group if isinstance(group, ClassicGroup) else None
-        if not isinstance(group, ConsumerGroup):
-            if request.epoch != JOIN or (before is not None and before.state is not EMPTY):
-                why = "not found" if before is None else "is not a consumer group"
-                body = {
-                    "error_code": ErrorCode.GROUP_ID_NOT_FOUND,
-                    "error_message": f"Group {group_id} {why}.",
-                }
-                out.reply(ticket, body)
-                return
-            group = ConsumerGroup(group_id, self._config, self._image)
-        group.heartbeat(request, ticket, now_ms, out)
-        if not group.epoch:
-            return  # it was refused, and never was
-        self.groups[group_id] = group
-        if before is not None:
-            before.die(ErrorCode.REBALANCE_IN_PROGRESS, now_ms, out)
-            out.writes.insert(0, Write([(group_key(group_id), None)], None, replayed=False))
+            self.put_out(group, key[2], now_ms, out)
 
     # -- offsets -------------------------------------------------------------------------------------------------------
 
@@ -277,7 +161,7 @@ class GroupShard:
             done([(each.topic, each.partition, error) for each in commits])
             return
         group = self.groups.get(who.group_id)
-        if isinstance(group, ClassicGroup):
+        if group is not None:
             group.touch(who.member_id, out)
         expires_ms = NEVER if who.retention_ms == -1 else now_ms + who.retention_ms
         longest = self._config().offset_metadata_max_bytes
@@ -313,7 +197,7 @@ class GroupShard:
     def check_reader(self, group_id: str, member_id: str | None, epoch: int) -> ErrorCode:
         """Whether a member that asks for offsets is the one it was. Only the consumer protocol's say who they are."""
         group = self.groups.get(group_id)
-        return group.check_reader(member_id, epoch) if isinstance(group, ConsumerGroup) else ErrorCode.NONE
+        return group.check_reader(member_id, epoch) if isinstance(group, MixedGroup) else ErrorCode.NONE
 
     def delete_offsets(
         self,
@@ -349,7 +233,7 @@ class GroupShard:
         group = self.groups.get(group_id)
         if group is None or group.state is DEAD:
             done(ErrorCode.GROUP_ID_NOT_FOUND)
-        elif group.members if isinstance(group, ConsumerGroup) else group.state is not EMPTY:
+        elif group.members if isinstance(group, MixedGroup) else group.state is not EMPTY:
             done(ErrorCode.NON_EMPTY_GROUP)
         else:
             self._bury(self._group_tombstones(group_id), done, out)
@@ -364,7 +248,7 @@ class GroupShard:
             (offset_key(group_id, topic, index), None) for topic, index in self.offsets.of(group_id)
         ]
         group = self.groups.get(group_id)
-        if isinstance(group, ConsumerGroup):
+        if isinstance(group, MixedGroup):
             return records + group.tombstones()
         records.append((group_key(group_id), None))
         return records
@@ -388,7 +272,7 @@ class GroupShard:
             records += [(offset_key(group.group_id, topic, index), None) for topic, index in gone]
             if not none_left or self.pending.has_group(group.group_id):
                 continue
-            if isinstance(group, ConsumerGroup):
+            if isinstance(group, MixedGroup):
                 records += [] if group.members else group.tombstones()
             elif group.state is EMPTY and not group.members.pending:
                 records.append((group_key(group.group_id), None))
@@ -423,10 +307,10 @@ class GroupShard:
             ],
         }
 
-    def describe_consumers(self, group_id: str) -> ConsumerGroup | None:
+    def describe_consumers(self, group_id: str) -> MixedGroup | None:
         """A group of the consumer protocol, to be read only."""
         group = self.groups.get(group_id)
-        return group if isinstance(group, ConsumerGroup) else None
+        return group if isinstance(group, MixedGroup) else None
 
     def listed(self) -> list[Mapping[str, Any]]:
         return [

@@ -65,6 +65,19 @@ class Rebalancing:
             self.members.leader = value.leader
         self.topics = self._subscribed()
 
+    def take_over(self, now_ms: int) -> None:
+        """Be stable, with members and assignments that another group had."""
+        self.protocol = self.members.select_protocol()
+        self.topics = self._subscribed()
+        self.state = STABLE
+        self.state_timestamp_ms = now_ms
+
+    def begin_anew(self, now_ms: int, out: Effects) -> None:
+        """Have everybody join again."""
+        for member in self.members:
+            self._expect(member, out)
+        self._prepare(now_ms, out)
+
     def loaded(self, now_ms: int, out: Effects) -> None:
         """Everything is replayed: members have from now on to be heard of."""
         for member in self.members:
