@@ -103,7 +103,7 @@ def test_offsets_that_retention_took_are_named(broker: Broker) -> None:
 
 def test_a_column_that_is_no_bytes_is_refused(broker: Broker) -> None:
     broker.create_topic("typed", 1)
-    with pytest.raises(ClientError, match="column .value. is struct"):
+    with pytest.raises(ClientError, match=r"column .value. is struct"):
         write(broker, "typed", pa.table({"value": [{"a": 1}]}))
 
 
