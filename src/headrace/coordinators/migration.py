@@ -1,10 +1,10 @@
 """A classic group becomes one of the consumer protocol, or the other way round, with its members at work.
 
 Upward when the first member of the consumer protocol joins a classic group of consumers: members keep what they have,
-their generation becomes their epoch. Downward when the last member of the consumer protocol is gone: members keep what
-they have, the epoch of the last target becomes the generation, and a rebalance begins. Invariants: nobody loses or gains a
-partition by the change itself; both ways the group's number rises on, so that it fences as before. Whether a group may
-change is a setting. Pure; `GroupMembers` calls it.
+their generation becomes their epoch. Downward when the last member of the consumer protocol is gone: members keep
+what they have, the epoch of the last target becomes the generation, and a rebalance begins. Invariants: nobody loses
+or gains a partition by the change itself; both ways the group's number rises on, so that it fences as before. Whether
+a group may change is a setting. Pure; `GroupMembers` calls it.
 """
 
 from collections.abc import Callable
