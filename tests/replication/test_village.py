@@ -1,10 +1,13 @@
 """Leaders and followers under loss, delay, deaths and power cuts: what was acknowledged stays, in one order."""
 
+import errno
+
 import pytest
 
+from headrace.storage.faulty import FaultyFileSystem
 from tests.replication.village import TOPIC, Village
 
-SEEDS = 60
+SEEDS = 40
 
 
 def live(village: Village, rounds: int, *, power_cuts: bool) -> None:
@@ -91,3 +94,53 @@ def test_a_leader_cut_off_acknowledges_nothing_and_its_records_go_when_it_follow
     village.run(3_000)
     assert old.log.log_end_offset == 0
     assert village.houses[1].replicas.table.find(TOPIC, 0).leader == 2
+
+
+def grown(village: Village, records: int = 20) -> None:
+    village.run(500)
+    for _ in range(records):
+        village.produce()
+        village.run(20)
+    village.run(500)
+    assert len(village.acked) == records
+
+
+def test_a_follower_on_a_full_disk_leaves_the_isr_and_comes_back_when_there_is_room():
+    village = Village(2, min_insync_replicas="2")
+    grown(village)
+    village.houses[3].fs.fail("pwrite", errno.ENOSPC, times=1_000_000)
+    village.produce()
+    village.run(6_000)
+    assert village.registration.isr == (1, 2), "long before the time that a slow follower has"
+    assert len(village.acked) == 21
+    village.houses[3].fs.heal()
+    village.settle()
+
+
+def test_a_leader_on_a_full_disk_lets_another_lead_and_follows_when_there_is_room():
+    village = Village(3, min_insync_replicas="2")
+    grown(village)
+    village.houses[1].fs.fail("pwrite", errno.ENOSPC, times=1_000_000)
+    village.produce()
+    village.run(1_000)
+    assert village.registration.leader == 2
+    village.produce()
+    village.run(1_000)
+    assert len(village.acked) == 21
+    village.houses[1].fs.heal()
+    village.settle()
+
+
+def test_a_leader_whose_segment_is_damaged_resigns_and_fetches_it_anew():
+    village = Village(4, min_insync_replicas="2")
+    grown(village)
+    village.kill(3)
+    village.run(1_000)
+    village.houses[3].fs = FaultyFileSystem()  # a new disk: it has to fetch everything
+    leader = village.houses[1]
+    leader.fs.flip(leader.partition().log.active.log_path, 200)
+    village.revive(3)
+    village.run(8_000)
+    assert village.registration.leader == 2
+    assert any(name.endswith(".corrupt") for name in leader.fs.listdir("t-0"))
+    village.settle()

@@ -22,8 +22,8 @@ from headrace.replication.isr import Answered
 from headrace.replication.partition import Partition
 from headrace.replication.replicas import Replicas, ReplicaSettings
 from headrace.replication.serving import FetchReply
+from headrace.storage.faulty import FaultyFileSystem
 from headrace.storage.log import PartitionLog
-from headrace.storage.memory import MemoryFileSystem
 from headrace.storage.recovery import open_log
 from headrace.wire.fetch import FetchRequest
 
@@ -37,7 +37,7 @@ class House:
     def __init__(self, village: "Village", node_id: int) -> None:
         self.village = village
         self.node_id = node_id
-        self.fs = MemoryFileSystem()
+        self.fs = FaultyFileSystem()
         self.life = 0
         self.alive = False
         self.image = EMPTY
@@ -121,13 +121,9 @@ class House:
         self.logs.pop((topic, index)).delete()
 
     def stop(self, power_cut: bool) -> None:
-        """Die. After a power cut the log may end anywhere past what was flushed."""
-        for log in self.logs.values():
-            if power_cut and log.flushed_offset < log.log_end_offset:
-                end = self.village.rng.randint(log.flushed_offset, log.log_end_offset)
-                log.truncate_to(end)
-            log.active.write_indexes()
-            log.close(clean=False)
+        """Die; a power cut takes what the disk had not been made to keep, or a part of it."""
+        if power_cut:
+            self.fs.crash(self.village.rng)
         self.alive = False
         self.replicas = None
 

@@ -11,6 +11,8 @@ Held by `Partition`, filled by `serving`.
 from typing import Protocol
 
 UNKNOWN_OFFSET = -1
+STUCK_AFTER = 2
+"""How often a follower may ask again for what it was sent before it counts as out of sync."""
 
 
 class Watcher(Protocol):
@@ -35,6 +37,7 @@ class Follower:
     """One follower of one partition."""
 
     __slots__ = (
+        "asked_again",
         "caught_up_ms",
         "end_at_fetch",
         "end_offset",
@@ -72,6 +75,12 @@ class Follower:
         self.sent_high_watermark = UNKNOWN_OFFSET
         self.sent_log_start = UNKNOWN_OFFSET
         self.refused = False
+        self.asked_again = 0
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it gets records and does not get on with them."""
+        return self.asked_again >= STUCK_AFTER
 
     def fetched(self, offset: int, log_start_offset: int, log_end_offset: int, now_ms: float) -> None:
         """It asks for `offset`, so it has all before it."""
@@ -86,7 +95,12 @@ class Follower:
         self.log_start_offset = log_start_offset
 
     def lag_ms(self, log_end_offset: int, now_ms: float) -> float:
-        """For how long it has not had all of the log. One that has it is as current as its session is."""
+        """For how long it has not had all of the log. One that has it is as current as its session is.
+
+        Time is not waited for where a follower is stuck: its disk is full, and producers wait for it.
+        """
+        if self.is_stuck:
+            return float("inf")
         caught_up_ms = self.caught_up_ms
         if self.end_offset >= log_end_offset and self.session is not None:
             caught_up_ms = max(caught_up_ms, self.session.used_ms)

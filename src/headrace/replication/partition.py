@@ -33,10 +33,8 @@ from collections.abc import Callable
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.cluster.image import PartitionRegistration
 from headrace.cluster.partition_control import ANY_EPOCH, IsrProposal
-from headrace.records.batch import crc_ok, parse_header
 from headrace.replication.follower import Follower
 from headrace.replication.waiters import Done, Wake, after_both, release
-from headrace.storage import trims
 from headrace.storage.epochs import EpochEntry
 from headrace.storage.log import Appended, LogSlice, PartitionLog
 from headrace.storage.origin import Origin
@@ -260,14 +258,6 @@ class Partition:
             self.damaged_at = offset
             self.on_trouble(self)
 
-    def verify(self, offset: int) -> bool:
-        """Whether the batch at `offset` is as it was written; reads it, so only where there is doubt."""
-        try:
-            data = self.log.read(offset, 1, max_offset=self.log.log_end_offset).read()
-            return not data or crc_ok(data, 0, parse_header(data).size)
-        except KafkaError as error:
-            return error.code is not ErrorCode.CORRUPT_MESSAGE
-
     def _wake_followers(self) -> None:
         for follower in self.followers.values():
             if follower.watching:
@@ -451,18 +441,6 @@ class Partition:
         end = self.log.truncate_to(offset)
         self.high_watermark = min(self.high_watermark, end)
         return end
-
-    def fetch_damaged_anew(self) -> bool:
-        """Put aside the segment with the damage, and what follows it, to be fetched again; whether that was done.
-
-        Only outside the ISR: a member of it must not lose what others count on it to have.
-        """
-        if self.damaged_at is None or self.is_leader or self.node_id in self.isr:
-            return False
-        end = trims.quarantine(self.log, self.damaged_at)
-        self.high_watermark = min(self.high_watermark, end)
-        self.damaged_at = None
-        return True
 
     def start_over(self, offset: int) -> None:
         """Drop everything: the leader's log begins past the end of this one."""

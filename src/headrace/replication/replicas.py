@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.log import get_logger
 from headrace.cluster.image import EMPTY, ClusterImage
+from headrace.replication.damage import find_damage, put_aside
 from headrace.replication.fetcher import Fetcher, FetchLimits
 from headrace.replication.follower import Follower
 from headrace.replication.isr import Controller, IsrChanges
@@ -21,6 +23,8 @@ from headrace.replication.partition import Partition
 from headrace.replication.serving import FetchReply, Reply, Session, Sessions
 from headrace.replication.table import OpenLog, PartitionTable
 from headrace.wire.fetch import FetchRequest
+
+logger = get_logger(__name__)
 
 ISR_CHECK_MS_MAX = 2_000
 """How often leaders look for followers that lag, at the least; more often when the time a follower has is short."""
@@ -101,6 +105,7 @@ class Replicas:
         self._pumping = False
         self._sending_isr = False
         self._checked_ms = 0.0
+        self._damaged: dict[Partition, None] = {}
         self.configure(settings)
 
     def __iter__(self) -> Iterator[Partition]:
@@ -128,6 +133,9 @@ class Replicas:
 
     def _on_role(self, partition: Partition) -> None:
         """A partition has another leader, or another epoch of the same."""
+        partition.on_trouble = self._on_trouble
+        if partition.damaged_at is not None:
+            self._mend(partition)
         leader = partition.leader
         self._unfollow(partition, but=leader)
         if leader >= 0 and leader != self.node_id:
@@ -144,6 +152,7 @@ class Replicas:
             self._edge.flush(partition)
 
     def _on_drop(self, partition: Partition) -> None:
+        self._damaged.pop(partition, None)
         self._unfollow(partition)
 
     def _unfollow(self, partition: Partition, but: int = -1) -> None:
@@ -228,8 +237,51 @@ class Replicas:
         if partition.may_join(follower, self._eligible):
             self._want(partition)
 
-    def suspect(self, partition: Partition, offset: int) -> None:
+    def suspect(self, partition: Partition, follower: Follower) -> None:
         """See `serving.Host`."""
+        damaged_at = find_damage(partition, follower.offset, follower.max_bytes)
+        if damaged_at is not None:
+            partition.note_damage(damaged_at)
+        elif follower.is_stuck:
+            self._want(partition)
+
+    # -- trouble -------------------------------------------------------------------------------------------------------
+
+    def _on_trouble(self, partition: Partition) -> None:
+        """The disk failed a partition. A leader lets another lead; a follower mends what it can."""
+        logger.error(
+            "the disk failed a replica",
+            extra={
+                "fields": {
+                    "partition": partition.log.name,
+                    "leads": partition.is_leader,
+                    "damaged_at": partition.damaged_at,
+                }
+            },
+        )
+        if partition.damaged_at is not None:
+            self._damaged[partition] = None
+        if partition.is_leader:
+            self._want(partition)
+
+    def _mend(self, partition: Partition) -> None:
+        """Put a damaged segment aside and fetch it anew, once this replica is out of the ISR."""
+        try:
+            if not put_aside(partition):
+                return
+            self._edge.truncated(partition)
+        except (OSError, KafkaError) as error:
+            logger.error(
+                "a damaged segment cannot be put aside",
+                extra={"fields": {"partition": partition.log.name, "why": str(error)}},
+            )
+            return
+        self._damaged.pop(partition, None)
+        leader = self._leader_of.get((partition.topic_id, partition.index), -1)
+        if leader >= 0:
+            self._fetchers[leader].add(partition)
+            self._pump_due.add(leader)
+            self._pump_soon()
 
     def _eligible(self, node_id: int, broker_epoch: int) -> bool:
         """Whether a broker may be in sync anywhere: it is registered as it says, and not about to leave."""
@@ -270,5 +322,7 @@ class Replicas:
                 self._edge.wake_at(wake_ms)
         if now_ms - self._checked_ms >= min(self._settings.lag_max_ms / 2, ISR_CHECK_MS_MAX):
             self._check_isr(now_ms)
+        for partition in list(self._damaged):
+            self._mend(partition)
         if self._isr.waiting:
             self._send_isr()

@@ -52,8 +52,8 @@ class Host(Protocol):
         """The epoch of a broker's registration, -1 when there is none."""
         ...
 
-    def suspect(self, partition: Partition, offset: int) -> None:
-        """A follower asks again for what it was sent: what was sent may be damaged."""
+    def suspect(self, partition: Partition, follower: Follower) -> None:
+        """A follower asks again for what it was sent: that may be damaged, or the follower's disk not take it."""
         ...
 
 
@@ -161,7 +161,10 @@ class Session:
             return
         asked_again = follower.session is self and not follower.watching and follower.offset == wanted.offset
         if asked_again and wanted.offset < log.log_end_offset:
-            self._host.suspect(partition, wanted.offset)
+            follower.asked_again += 1
+            self._host.suspect(partition, follower)
+        else:
+            follower.asked_again = 0
         follower.session = self
         follower.watching = True
         follower.refused = False
