@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from headrace.storage.faulty import FaultyFileSystem
-from tests.replication.village import TOPIC, Village
+from tests.replication.village import SETTINGS, TOPIC, Village
 
 SEEDS = 40
 
@@ -144,3 +144,29 @@ def test_a_leader_whose_segment_is_damaged_resigns_and_fetches_it_anew():
     assert village.registration.leader == 2
     assert any(name.endswith(".corrupt") for name in leader.fs.listdir("t-0"))
     village.settle()
+
+
+@pytest.mark.parametrize("side", ["leader", "follower"])
+def test_a_throttled_replica_catches_up_at_its_rate_and_stays_in_sync_without(side):
+    village = Village(5, **{f"{side}_replication_throttled_replicas": "0:3"})
+    grown(village, 200)
+    village.kill(3)
+    village.run(1_000)
+    village.houses[3].fs = FaultyFileSystem()
+    size = village.houses[1].partition().log.size_bytes
+    slow = SETTINGS._replace(**{f"{side}_rate": size // 10})
+    for house in village.houses.values():
+        house.settings = slow
+        if house.alive:
+            house.replicas.configure(slow)
+    village.revive(3)
+    village.run(4_000)
+    got = village.houses[3].partition().log.size_bytes
+    assert size // 10 <= got <= size // 10 * 6, "a burst of a second's worth, and four seconds more"
+    village.run(12_000)
+    assert set(village.registration.isr) == {1, 2, 3}
+    for _ in range(100):
+        village.produce()
+        village.run(5)
+    village.run(200)
+    assert village.houses[3].partition().log.log_end_offset == 300, "in sync, it is not held back"

@@ -38,6 +38,7 @@ class House:
         self.village = village
         self.node_id = node_id
         self.fs = FaultyFileSystem()
+        self.settings = SETTINGS
         self.life = 0
         self.alive = False
         self.image = EMPTY
@@ -99,7 +100,7 @@ class House:
         self.image = EMPTY
         self._wake_ms = float("inf")
         self.logs = {}
-        self.replicas = Replicas(self.node_id, self, self, self.open, self.delete, SETTINGS)
+        self.replicas = Replicas(self.node_id, self, self, self.open, self.delete, self.settings)
         self._tick_on()
 
     def _tick_on(self) -> None:

@@ -96,6 +96,22 @@ class BrokerConfig(CoordinatorConfig):
     )
 
     # Replicas.
+    follower_replication_throttled_rate: int = setting(
+        LONG_MAX,
+        _LONG,
+        "The most bytes a second that this broker fetches for the replicas named by "
+        "follower.replication.throttled.replicas, while they are not in sync.",
+        bound=AtLeast(0),
+        reload=Reload.PER_BROKER,
+    )
+    leader_replication_throttled_rate: int = setting(
+        LONG_MAX,
+        _LONG,
+        "The most bytes a second that this broker serves to the replicas named by "
+        "leader.replication.throttled.replicas, while they are not in sync.",
+        bound=AtLeast(0),
+        reload=Reload.PER_BROKER,
+    )
     replica_fetch_max_bytes: int = setting(
         1024 * 1024,
         _INT,

@@ -116,7 +116,6 @@ class TopicConfig(Configuration):
         "The replicas (partition:broker pairs, or * for all) whose fetching from the leader is held to the follower's "
         "replication rate.",
         bound=ThrottledReplicas("follower.replication.throttled.replicas"),
-        needs=REPLICATION,
     )
     index_interval_bytes: int = setting(
         4096,
@@ -131,7 +130,6 @@ class TopicConfig(Configuration):
         "The replicas (partition:broker pairs, or * for all) that the leader serves at no more than its "
         "replication rate.",
         bound=ThrottledReplicas("leader.replication.throttled.replicas"),
-        needs=REPLICATION,
     )
     local_retention_bytes: int = setting(
         -2,

@@ -74,16 +74,16 @@ class Fetcher:
         flush: Callable[[Partition], None],
         truncated: Callable[[Partition], None],
         *,
-        held_back: Callable[[Partition], bool] = lambda partition: False,
+        holds_back: Callable[[Partition], bool] = lambda partition: False,
         received: Callable[[Partition, int], None] = lambda partition, size: None,
     ) -> None:
         """`flush` is asked for what the topic wants flushed, `truncated` is told before the log grows again;
-        `held_back` and `received` serve a throttle."""
+        `holds_back` and `received` serve a throttle."""
         self.leader = leader
         self.limits = limits
         self._flush = flush
         self._truncated = truncated
-        self._held_back = held_back
+        self._holds_back = holds_back
         self._received = received
         self._followed: dict[Key, _Followed] = {}
         self._due: dict[Key, None] = {}
@@ -152,7 +152,7 @@ class Fetcher:
         held_back: list[Key] = []
         for key in self._due:
             followed = self._followed[key]
-            if self._held_back(followed.partition):
+            if self._holds_back(followed.partition):
                 held_back.append(key)
                 continue
             followed.named_in = number

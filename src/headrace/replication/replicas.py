@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
+from headrace.base.settings_types import LONG_MAX
 from headrace.cluster.image import EMPTY, ClusterImage
 from headrace.replication.damage import find_damage, put_aside
 from headrace.replication.fetcher import Fetcher, FetchLimits
@@ -22,6 +23,7 @@ from headrace.replication.isr import Controller, IsrChanges
 from headrace.replication.partition import Partition
 from headrace.replication.serving import FetchReply, Reply, Session, Sessions
 from headrace.replication.table import OpenLog, PartitionTable
+from headrace.replication.throttle import Throttle, is_named
 from headrace.wire.fetch import FetchRequest
 
 logger = get_logger(__name__)
@@ -30,11 +32,18 @@ ISR_CHECK_MS_MAX = 2_000
 """How often leaders look for followers that lag, at the least; more often when the time a follower has is short."""
 
 
+HELD_MS = 100
+"""When a follower that a rate held back is looked at again."""
+
+
 class ReplicaSettings(NamedTuple):
     """What the broker's settings say."""
 
     lag_max_ms: int
     limits: FetchLimits
+    leader_rate: int = LONG_MAX
+    """Bytes a second that throttled replicas are served, and below, fetched."""
+    follower_rate: int = LONG_MAX
     eager: bool = False
     """Consumers may read from followers, so these hear of each high watermark at once."""
 
@@ -106,6 +115,7 @@ class Replicas:
         self._sending_isr = False
         self._checked_ms = 0.0
         self._damaged: dict[Partition, None] = {}
+        self._served, self._fetched = Throttle(), Throttle()
         self.configure(settings)
 
     def __iter__(self) -> Iterator[Partition]:
@@ -115,6 +125,8 @@ class Replicas:
         """The broker's settings changed."""
         self._settings = settings
         self._sessions.eager = settings.eager
+        self._served.set_rate(settings.leader_rate, self._edge.now_ms())
+        self._fetched.set_rate(settings.follower_rate, self._edge.now_ms())
         for fetcher in self._fetchers.values():
             fetcher.limits = settings.limits
 
@@ -142,7 +154,12 @@ class Replicas:
             fetcher = self._fetchers.get(leader)
             if fetcher is None:
                 fetcher = self._fetchers[leader] = Fetcher(
-                    leader, self._settings.limits, self._edge.flush, self._edge.truncated
+                    leader,
+                    self._settings.limits,
+                    self._edge.flush,
+                    self._edge.truncated,
+                    holds_back=self._holds_back_fetch,
+                    received=self._received,
                 )
             fetcher.add(partition)
             self._leader_of[partition.topic_id, partition.index] = leader
@@ -205,6 +222,18 @@ class Replicas:
             fetcher.lost(number, self._edge.now_ms())
             self._pump(leader)
 
+    def _is_held(self, partition: Partition) -> bool:
+        replicas = partition.log.config.follower_replication_throttled_replicas
+        return self.node_id not in partition.isr and is_named(replicas, partition.index, self.node_id)
+
+    def _holds_back_fetch(self, partition: Partition) -> bool:
+        throttle = self._fetched
+        return throttle.limited and self._is_held(partition) and throttle.exceeded(self._edge.now_ms())
+
+    def _received(self, partition: Partition, size: int) -> None:
+        if self._fetched.limited and self._is_held(partition):
+            self._fetched.spend(size)
+
     def on_flushed(self, partition: Partition) -> None:
         """The flusher is done with a partition's log."""
         partition.on_flushed()
@@ -236,6 +265,26 @@ class Replicas:
         """See `serving.Host`."""
         if partition.may_join(follower, self._eligible):
             self._want(partition)
+
+    def _is_held_by_leader(self, partition: Partition, follower: Follower) -> bool:
+        replicas = partition.log.config.leader_replication_throttled_replicas
+        node_id = follower.node_id
+        return node_id not in partition.isr and is_named(replicas, partition.index, node_id)
+
+    def holds_back(self, partition: Partition, follower: Follower) -> bool:
+        """See `serving.Host`."""
+        throttle, now_ms = self._served, self._edge.now_ms()
+        if not throttle.limited or not self._is_held_by_leader(partition, follower):
+            return False
+        if not throttle.exceeded(now_ms):
+            return False
+        self._edge.wake_at(now_ms + HELD_MS)
+        return True
+
+    def sent(self, partition: Partition, follower: Follower, size: int) -> None:
+        """See `serving.Host`."""
+        if self._served.limited and self._is_held_by_leader(partition, follower):
+            self._served.spend(size)
 
     def suspect(self, partition: Partition, follower: Follower) -> None:
         """See `serving.Host`."""
@@ -322,6 +371,7 @@ class Replicas:
                 self._edge.wake_at(wake_ms)
         if now_ms - self._checked_ms >= min(self._settings.lag_max_ms / 2, ISR_CHECK_MS_MAX):
             self._check_isr(now_ms)
+        self._sessions.release_held()
         for partition in list(self._damaged):
             self._mend(partition)
         if self._isr.waiting:

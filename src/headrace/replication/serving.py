@@ -52,6 +52,14 @@ class Host(Protocol):
         """The epoch of a broker's registration, -1 when there is none."""
         ...
 
+    def holds_back(self, partition: Partition, follower: Follower) -> bool:
+        """Whether a follower has to wait, because others need the network more. `tick` looks again."""
+        ...
+
+    def sent(self, partition: Partition, follower: Follower, size: int) -> None:
+        """Records went to a follower."""
+        ...
+
     def suspect(self, partition: Partition, follower: Follower) -> None:
         """A follower asks again for what it was sent: that may be damaged, or the follower's disk not take it."""
         ...
@@ -64,6 +72,7 @@ class Session:
         "_defer",
         "_deferred",
         "_errors",
+        "_held",
         "_host",
         "_ready",
         "_stale",
@@ -96,6 +105,7 @@ class Session:
         self._ready: dict[Follower, None] = {}
         self._stale: dict[Follower, None] = {}
         self._errors: dict[Key, FetchResult] = {}
+        self._held: dict[Follower, None] = {}
         self._waiting: Reply | None = None
 
     # -- what partitions tell ------------------------------------------------------------------------------------------
@@ -113,6 +123,12 @@ class Session:
             self.ready(follower)
         else:
             self._stale[follower] = None
+
+    def release_held(self) -> None:
+        """Followers that a rate held back may be served by now."""
+        held, self._held = self._held, {}
+        for follower in held:
+            self.ready(follower)
 
     def _answer_deferred(self) -> None:
         self._deferred = False
@@ -184,6 +200,7 @@ class Session:
             follower.session, follower.watching = None, False
             self._ready.pop(follower, None)
             self._stale.pop(follower, None)
+            self._held.pop(follower, None)
 
     @property
     def has_news(self) -> bool:
@@ -258,6 +275,9 @@ class Session:
             code = ErrorCode.FENCED_LEADER_EPOCH if partition.is_leader else ErrorCode.NOT_LEADER_OR_FOLLOWER
             return FetchResult(follower.partition_index, code)
         log = partition.log
+        if follower.offset < log.log_end_offset and self._host.holds_back(partition, follower):
+            self._held[follower] = None
+            return self._tell(follower)
         try:
             piece = log.read(
                 follower.offset,
@@ -274,6 +294,7 @@ class Session:
                 return None
             return self._tell(follower)
         follower.watching = False
+        self._host.sent(partition, follower, piece.size)
         ends = _note(partition, follower)
         return FetchResult(
             follower.partition_index, ErrorCode.NONE, *ends, ranges=piece.ranges, size=piece.size
@@ -334,6 +355,11 @@ class Sessions:
         session = Session(self._last_id, request.replica_id, self._host, self._defer)
         self._sessions[request.replica_id] = session
         return session
+
+    def release_held(self) -> None:
+        """Time has passed for followers that a rate held back."""
+        for session in self._sessions.values():
+            session.release_held()
 
     def keep_only(self, node_ids: Iterable[int]) -> None:
         """Brokers that are not registered any more follow nothing."""

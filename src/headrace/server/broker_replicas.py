@@ -187,6 +187,8 @@ def replica_settings(config: BrokerConfig) -> ReplicaSettings:
             config.replica_fetch_response_max_bytes,
             config.replica_fetch_max_bytes,
         ),
+        leader_rate=config.leader_replication_throttled_rate,
+        follower_rate=config.follower_replication_throttled_rate,
         eager=is_rack_aware(config),
     )
 
