@@ -7,6 +7,7 @@ under test, so a handler that says what its version cannot carry is found out.
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from itertools import count
+from random import Random
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -15,15 +16,25 @@ from headrace.base.errors import KafkaError
 from headrace.base.settings import BrokerConfig, broker_config
 from headrace.cluster.image import BROKER_RESOURCE, EMPTY, ClusterImage, apply
 from headrace.cluster.records import BrokerRecord, MetadataRecord
+from headrace.consensus.raft.driver import RaftDriver
+from headrace.consensus.raft.node import RaftNode
+from headrace.consensus.raft.storage import MemoryStorage
 from headrace.security.authorizer import ANONYMOUS, Operation, Principal, ResourceType
 from headrace.server.context import Peer, RequestContext
-from headrace.server.handlers import cluster, configs, topics
+from headrace.server.handlers import cluster, configs, partitions, quorum, topics
+from headrace.server.member import Member
 from headrace.server.router import Handler
 from headrace.storage.memory import MemoryFileSystem
 from headrace.wire.apis import Api
 from headrace.wire.messages import Message, decode_request, decode_response, encode_request, encode_response
 
-HANDLERS: dict[Api, Handler] = {**topics.HANDLERS, **configs.HANDLERS, **cluster.HANDLERS}
+HANDLERS: dict[Api, Handler] = {
+    **topics.HANDLERS,
+    **configs.HANDLERS,
+    **cluster.HANDLERS,
+    **partitions.HANDLERS,
+    **quorum.HANDLERS,
+}
 NODE = 1
 
 
@@ -46,6 +57,32 @@ class Denies:
             (operation, resource) != (each[0], each[1]) or each[2] not in (None, name)
             for each in self._denied
         )
+
+
+class NoWorld:
+    """A world in which a lone node has nobody to send to, and a disk that is done at once."""
+
+    def __init__(self) -> None:
+        self.syncs = 0
+
+    def sync(self, ticket: object) -> None:
+        self.syncs += 1
+
+    def apply(self, first: int, entries: object) -> None:
+        """Nothing is made of it."""
+
+
+def elected() -> RaftNode:
+    """The metadata log of a cluster of one, with one entry: that this node leads."""
+    storage, world = MemoryStorage(), NoWorld()
+    node = RaftNode(NODE, {NODE: "host1:9001"}, storage, Random(1))
+    driver = RaftDriver(node, storage, world)  # type: ignore[arg-type]
+    node.tick()
+    driver.pump()
+    while world.syncs:
+        world.syncs -= 1
+        driver.synced(None)
+    return node
 
 
 class Desk:
@@ -76,7 +113,17 @@ class Desk:
 
     @property
     def metadata(self) -> Any:
-        return SimpleNamespace(pending=self.image, end_offset=42, committed_offset=41)
+        return SimpleNamespace(pending=self.image, quorum=SimpleNamespace(node=elected(), leader=NODE))
+
+    @property
+    def member(self) -> Any:
+        return Member(
+            SimpleNamespace(quorum=SimpleNamespace(leader=NODE)),
+            None,
+            None,
+            SimpleNamespace(ask=self._ask),
+            None,
+        )  # type: ignore[arg-type]
 
     def new_topic_id(self) -> bytes:
         return next(self._ids).to_bytes(16, "big")
@@ -96,6 +143,13 @@ class Desk:
         if not isinstance(result, Mapping):
             result = asyncio.run(_awaited(result))
         return decode_response(api, version, encode_response(api, version, result), 0)
+
+    async def _ask(self, api: Api, version: int, body: Mapping[str, Any]) -> Message:
+        """The reply to a request that the broker itself makes."""
+        request = decode_request(api, version, encode_request(api, version, body), 0)
+        context = RequestContext(api, version, 1, None, Peer(ANONYMOUS, "", Denies(), 1), 0)
+        result: Any = HANDLERS[api](self, context, request)
+        return decode_response(api, version, encode_response(api, version, await result), 0)
 
     def create(self, name: str, partitions: int = 1, **configs: str) -> None:
         """Make a topic that must not be refused; settings with underscores for dots."""

@@ -13,9 +13,10 @@ from typing import NamedTuple, TypeAlias
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.settings import BrokerConfig, topic_config
+from headrace.cluster.elections import leadership_of
 from headrace.cluster.image import TOPIC_RESOURCE, ClusterImage, TopicImage
 from headrace.cluster.names import CLUSTER_METADATA_TOPIC, Collisions, check_topic_name
-from headrace.cluster.placement import PlaceableBroker, place
+from headrace.cluster.placement import Holdings, PlaceableBroker, place
 from headrace.cluster.records import (
     ConfigRecord,
     MetadataRecord,
@@ -147,7 +148,7 @@ class _Creation:
         self._config = config
         self._new_id = new_id
         self._collisions = Collisions(image.topics)
-        self._start = len(image.topics)
+        self._holdings = holdings_of(image)
 
     def decide(self, request: NewTopic) -> tuple[list[MetadataRecord], Created]:
         if request.name == CLUSTER_METADATA_TOPIC:
@@ -163,7 +164,7 @@ class _Creation:
         topic_id = self._new_id()
         records: list[MetadataRecord] = [TopicRecord(request.name, topic_id)]
         records += [ConfigRecord(TOPIC_RESOURCE, request.name, *item) for item in configs.items()]
-        records += _registrations(topic_id, 0, replicas)
+        records += _registrations(self._image, topic_id, 0, replicas)
         return records, Created(request.name, None, topic_id, len(replicas), len(replicas[0]), configs)
 
     def _configs(self, request: NewTopic) -> dict[str, str]:
@@ -192,9 +193,7 @@ class _Creation:
                 ErrorCode.INVALID_REPLICATION_FACTOR,
                 "Replication factor must be larger than 0, or -1 to use the default value.",
             )
-        replicas = _place(self._image, replication_factor, partitions, self._start)
-        self._start += partitions
-        return replicas
+        return _place(self._image, replication_factor, partitions, request.name, 0, self._holdings)
 
 
 def _more_partitions(
@@ -219,10 +218,10 @@ def _more_partitions(
         raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     replication_factor = len(topic.partitions[0].replicas)
     if request.assignments is None:
-        replicas = _place(image, replication_factor, more, have)
+        replicas = _place(image, replication_factor, more, topic.name, have, holdings_of(image))
     else:
         replicas = [_checked(image, chosen, replication_factor) for chosen in request.assignments]
-    return _registrations(topic.id, have, replicas)
+    return _registrations(image, topic.id, have, replicas)
 
 
 def _assigned(image: ClusterImage, request: NewTopic) -> list[tuple[int, ...]]:
@@ -277,24 +276,51 @@ def _checked(image: ClusterImage, replicas: Sequence[int], replication_factor: i
 
 
 def _place(
-    image: ClusterImage, replication_factor: int, partitions: int, start: int
+    image: ClusterImage, replication_factor: int, partitions: int, name: str, first: int, holdings: Holdings
 ) -> list[tuple[int, ...]]:
-    brokers = [PlaceableBroker(broker.id, broker.rack) for broker in image.brokers.values()]
+    brokers = [
+        PlaceableBroker(broker.id, broker.rack, not broker.may_lead) for broker in image.brokers.values()
+    ]
+    if all(broker.fenced for broker in brokers):
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {replication_factor} time(s): All brokers are currently fenced.",
+        )
     if replication_factor > len(brokers):
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"Unable to replicate the partition {replication_factor} time(s): The target replication factor of "
             f"{replication_factor} cannot be reached because only {len(brokers)} broker(s) are registered.",
         )
-    return place(brokers, replication_factor, partitions, start)
+    return place(brokers, replication_factor, partitions, name, first, holdings)
 
 
-def _registrations(topic_id: bytes, first: int, replicas: Sequence[tuple[int, ...]]) -> list[MetadataRecord]:
-    """New partitions: every replica in sync, the first leads."""
-    return [
-        PartitionRecord(topic_id, index, chosen, chosen, chosen[0], leader_epoch=0, partition_epoch=0)
-        for index, chosen in enumerate(replicas, first)
-    ]
+def holdings_of(image: ClusterImage) -> Holdings:
+    """What each broker has to do with partitions as it is."""
+    return Holdings(
+        registration.replicas for topic in image.topics.values() for registration in topic.partitions
+    )
+
+
+def _registrations(
+    image: ClusterImage, topic_id: bytes, first: int, replicas: Sequence[tuple[int, ...]]
+) -> list[MetadataRecord]:
+    """New partitions: every replica that lives in sync, the first of them leads."""
+    may_lead = leadership_of(image)
+    records: list[MetadataRecord] = []
+    for index, chosen in enumerate(replicas, first):
+        isr = tuple([replica for replica in chosen if may_lead(replica)])
+        if not isr:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"All brokers specified in the manual partition assignment for partition {index} are fenced "
+                "or in controlled shutdown.",
+            )
+        isr = chosen if isr == chosen else isr
+        records.append(
+            PartitionRecord(topic_id, index, chosen, isr, isr[0], leader_epoch=0, partition_epoch=0)
+        )
+    return records
 
 
 def _no_such_topic() -> KafkaError:

@@ -1,14 +1,26 @@
-"""Where the replicas of new partitions go: a pure function of the brokers, their racks and a starting point.
+"""Where the replicas of new partitions go: a pure function of the brokers, what they hold, and the partition's name.
 
-Invariants: no broker holds two replicas of one partition; leaders (first replicas) of consecutive partitions are on
-consecutive brokers, so that all lead equally many, give or take one; a partition's replicas are on as many racks as
-there are, or as it has replicas; followers shift from round to round, so the load of a lost leader spreads over all.
-The order interleaves racks, which gives both at once. Called by the controller, which chooses the starting point.
+Followers by consistent hashing with bounded load: each broker has many points on a ring, a partition one; from there on
+the ring says which brokers are asked first, and one that holds more than its share is passed over. So a cluster that
+grows by a broker would place most partitions as before, and none fills up. Leaders (first replicas) go to whoever leads
+least, in the ring's order where that is equal. Invariants: no broker holds two replicas of one partition; the leaders
+of new partitions on brokers that led equally many are spread evenly, give or take one; a partition's replicas are on as
+many racks as there are, or as it has replicas; brokers that are fenced are used only when there are too few others, and
+never lead while there is one that is not. Called by the controller.
 """
 
-from collections.abc import Sequence
-from itertools import zip_longest
+from bisect import bisect
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from math import ceil
 from typing import NamedTuple
+
+POINTS_EACH = 64
+RINGS_KEPT = 16
+SHARE = 1.1
+"""How much more than its part of all replicas a broker may hold."""
 
 
 class PlaceableBroker(NamedTuple):
@@ -16,42 +28,81 @@ class PlaceableBroker(NamedTuple):
 
     id: int
     rack: str | None
+    fenced: bool = False
+
+
+class Holdings:
+    """How many partitions each broker leads (is preferred to) and holds. Grows with what is placed."""
+
+    __slots__ = ("leaders", "replicas", "total")
+
+    def __init__(self, placed: Iterable[Sequence[int]] = ()) -> None:
+        self.leaders: Counter[int] = Counter()
+        self.replicas: Counter[int] = Counter()
+        self.total = 0
+        for replicas in placed:
+            self.add(replicas)
+
+    def add(self, replicas: Sequence[int]) -> None:
+        self.leaders[replicas[0]] += 1
+        self.replicas.update(replicas)
+        self.total += len(replicas)
 
 
 def place(
-    brokers: Sequence[PlaceableBroker], replication_factor: int, partitions: int, start: int
+    brokers: Sequence[PlaceableBroker],
+    replication_factor: int,
+    partitions: int,
+    name: str,
+    first: int,
+    holdings: Holdings,
 ) -> list[tuple[int, ...]]:
-    """The replicas of each of `partitions` new partitions, leader first; `start` is where the first leader goes."""
+    """The replicas of partitions `first` and on of a topic, leader first. `holdings` has them too, afterwards."""
     assert 1 <= replication_factor <= len(brokers)
-    ring = _interleaved(brokers)
-    if replication_factor == 1:
-        ids = [(broker.id,) for broker in ring]
-        return [ids[(start + index) % len(ids)] for index in range(partitions)]
-    return [_replicas(ring, replication_factor, start + index) for index in range(partitions)]
+    by_id = {broker.id: broker for broker in brokers}
+    ring = _ring(tuple(sorted(by_id)))
+    placed = []
+    for index in range(first, first + partitions):
+        order = [by_id[broker_id] for broker_id in _order(ring, f"{name}-{index}")]
+        replicas = _replicas(order, replication_factor, holdings)
+        holdings.add(replicas)
+        placed.append(replicas)
+    return placed
 
 
-def _interleaved(brokers: Sequence[PlaceableBroker]) -> list[PlaceableBroker]:
-    """Brokers by id, taken from one rack after the other. Brokers without a rack share one."""
-    racks: dict[str, list[PlaceableBroker]] = {}
-    for broker in sorted(brokers):
-        racks.setdefault(broker.rack or "", []).append(broker)
-    rows = zip_longest(*(racks[rack] for rack in sorted(racks)))
-    return [broker for row in rows for broker in row if broker is not None]
-
-
-def _replicas(ring: Sequence[PlaceableBroker], replication_factor: int, turn: int) -> tuple[int, ...]:
-    """The leader at `turn`; then followers from a place that moves with each round, a rack not yet used first."""
-    count = len(ring)
-    leader = ring[turn % count]
-    shift = (turn // count) % (count - 1)
-    others = [ring[(turn + 1 + (shift + step) % (count - 1)) % count] for step in range(count - 1)]
-    chosen = [leader]
-    racks = {leader.rack}
+def _replicas(order: list[PlaceableBroker], replication_factor: int, holdings: Holdings) -> tuple[int, ...]:
+    share = ceil(SHARE * (holdings.total + replication_factor) / len(order))
+    leaders, held = holdings.leaders, holdings.replicas
+    chosen = [min(order, key=lambda broker: (broker.fenced, leaders[broker.id]))]
+    left = [broker for broker in order if broker is not chosen[0]]
+    racks = {chosen[0].rack}
     while len(chosen) < replication_factor:
-        if all(broker.rack in racks for broker in others):
-            racks.clear()  # every rack has its share: go round them again
-        following = next(broker for broker in others if broker.rack not in racks)
-        others.remove(following)
+        if all(broker.rack in racks for broker in left):
+            racks.clear()  # every rack has its part: go round them again
+        following = min(
+            left, key=lambda broker: (broker.rack in racks, broker.fenced, held[broker.id] >= share)
+        )
+        left.remove(following)
         racks.add(following.rack)
         chosen.append(following)
-    return tuple(broker.id for broker in chosen)
+    return tuple([broker.id for broker in chosen])
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+@lru_cache(maxsize=RINGS_KEPT)
+def _ring(ids: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Points in order, and the broker at each."""
+    points = sorted(
+        (_hash(f"{broker_id}:{number}"), broker_id) for broker_id in ids for number in range(POINTS_EACH)
+    )
+    return [point for point, _ in points], [broker_id for _, broker_id in points]
+
+
+def _order(ring: tuple[list[int], list[int]], name: str) -> list[int]:
+    """The brokers as they come on the ring from a partition's point on."""
+    points, owners = ring
+    start = bisect(points, _hash(name))
+    return list(dict.fromkeys(owners[start:] + owners[:start]))

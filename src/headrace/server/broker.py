@@ -66,7 +66,7 @@ class Broker:
         self.fetch_sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, lambda: random.randrange(1, 2**31)
         )
-        self.producer_ids = ProducerIds(metadata)
+        self.producer_ids = ProducerIds(self._reserve_producer_ids)
         self.peers: Peers | None = None
         """Links to other brokers, where there are others."""
         self.groups = GroupCoordinator(self)
@@ -142,6 +142,9 @@ class Broker:
     def commit(self, records: Sequence[MetadataRecord]) -> "asyncio.Future[None]":
         """Append metadata records; done when they are committed and this broker has acted on them."""
         return self.metadata.commit(records)
+
+    async def _reserve_producer_ids(self) -> tuple[int, int]:
+        return await self.member.reserve_producer_ids()
 
     def new_topic_id(self) -> bytes:
         """A random id. None that begins with a hyphen in text, because tools would read it as an option."""

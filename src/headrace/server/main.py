@@ -45,6 +45,8 @@ from headrace.server.handlers import (
     group_offsets,
     groups,
     offsets,
+    partitions,
+    quorum,
     topics,
     txn,
     txn_admin,
@@ -89,6 +91,8 @@ HANDLERS: dict[Api, Handler] = {
     **txn_admin.HANDLERS,
     **txn_offsets.HANDLERS,
     **alter_partition.HANDLERS,
+    **partitions.HANDLERS,
+    **quorum.HANDLERS,
 }
 WILDCARDS = ("", "0.0.0.0", "::")
 DIRECT: dict[Api, DirectHandler] = {Api.PRODUCE: handle_produce, Api.FETCH: handle_fetch}
@@ -257,6 +261,8 @@ class Process:
             controller,
         )
         broker.member = Member(store, peers, controller, forwarding, registration)
+        broker.peers = peers
+        broker.replication.connect(peers, broker.member)
         router = Router(
             broker,
             HANDLERS,
@@ -266,7 +272,7 @@ class Process:
             forwarding,
         )
         router.ready = False
-        self._listen_to_each_other(store, peers, controller, registration)
+        self._listen_to_each_other(store, peers, controller, registration, broker)
         self._listener.start()
         try:
             store.start()
@@ -335,12 +341,18 @@ class Process:
         }
 
     def _listen_to_each_other(
-        self, store: MetadataStore, peers: Peers, controller: Controller, registration: Registration
+        self,
+        store: MetadataStore,
+        peers: Peers,
+        controller: Controller,
+        registration: Registration,
+        broker: Broker,
     ) -> None:
         def changed(old: ClusterImage, new: ClusterImage) -> None:
             if old.brokers is not new.brokers:
                 peers.set_brokers({each.id: (each.host, each.port) for each in new.brokers.values()})
             controller.changed(old, new)
+            broker.member.changed(old, new, self._clock.monotonic_ms())
 
         def down(node_id: int, gone: bool) -> None:
             if gone:

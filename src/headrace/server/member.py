@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.base.errors import ErrorCode, KafkaError
-from headrace.cluster.partition_control import IsrProposal
+from headrace.cluster import partition_control
+from headrace.cluster.controller import NewTopic
+from headrace.cluster.image import BrokerRegistration, ClusterImage
+from headrace.replication.partition import IsrProposal
 from headrace.server.controller import Answered, Controller
 from headrace.server.forwarding import Forwarding
 from headrace.server.metadata import MetadataStore
@@ -21,6 +24,8 @@ from headrace.wire.primitives import Malformed
 
 ALTER_PARTITION_VERSION = 3
 ALTER_PARTITION_TIMEOUT_MS = 5_000
+CREATE_TOPICS_VERSION = 7
+LISTED_AFTER_FENCING_MS = 9_000.0
 
 
 class Member:
@@ -39,11 +44,60 @@ class Member:
         self.controller = controller
         self.forwarding = forwarding
         self.registration = registration
+        self._fenced_ms: dict[int, float] = {}
 
     @property
     def leader(self) -> int | None:
         """The active controller, as far as this node knows."""
         return self.metadata.quorum.leader
+
+    async def reserve_producer_ids(self) -> tuple[int, int]:
+        """A block of producer ids for this broker: its first, and how many. KafkaError when none can be had now."""
+        body = {"broker_id": self.peers.node_id, "broker_epoch": self.registration.epoch}
+        reply = await self.forwarding.ask(Api.ALLOCATE_PRODUCER_IDS, 0, body)
+        if reply.error_code != ErrorCode.NONE:
+            raise KafkaError(ErrorCode(reply.error_code), "no producer ids could be reserved")
+        return reply.producer_id_start, reply.producer_id_len
+
+    async def create_topics(self, topics: Sequence[NewTopic]) -> dict[str, ErrorCode]:
+        """Have topics made that this broker needs; what became of each. KafkaError when nobody could be asked."""
+        wanted = [
+            {
+                "name": topic.name,
+                "num_partitions": topic.num_partitions,
+                "replication_factor": topic.replication_factor,
+                "configs": [{"name": name, "value": value} for name, value in topic.configs],
+            }
+            for topic in topics
+        ]
+        reply = await self.forwarding.ask(Api.CREATE_TOPICS, CREATE_TOPICS_VERSION, {"topics": wanted})
+        return {topic.name: ErrorCode(topic.error_code) for topic in reply.topics}
+
+    # -- who is there --------------------------------------------------------------------------------------------------
+
+    def changed(self, old: ClusterImage, new: ClusterImage, now_ms: float) -> None:
+        """Note which brokers were fenced just now."""
+        for broker in new.brokers.values():
+            before = old.brokers.get(broker.id)
+            if not broker.fenced:
+                self._fenced_ms.pop(broker.id, None)
+            elif before is not None and not before.fenced:
+                self._fenced_ms[broker.id] = now_ms
+
+    def listed(self, image: ClusterImage, now_ms: float) -> list[BrokerRegistration]:
+        """The brokers that clients are told of: also those fenced a short while ago.
+
+        librdkafka waits for ever for a coordinator that vanished from the list while it was connecting to it.
+        """
+        fenced_ms = self._fenced_ms
+        return [
+            broker
+            for broker in image.brokers.values()
+            if not broker.fenced
+            or now_ms - fenced_ms.get(broker.id, -LISTED_AFTER_FENCING_MS) < LISTED_AFTER_FENCING_MS
+        ]
+
+    # -- in-sync replicas ----------------------------------------------------------------------------------------------
 
     def alter_partitions(self, proposals: Sequence[IsrProposal], answered: Answered) -> None:
         """Propose ISRs to the active controller; `answered` gets an error for each, or None when there is no answer.
@@ -55,7 +109,8 @@ class Member:
             answered(None)
             return
         if leader == self.peers.node_id:
-            self.controller.propose_isrs(leader, self.registration.epoch, proposals, answered)
+            wanted = [partition_control.IsrProposal(*proposal) for proposal in proposals]
+            self.controller.propose_isrs(leader, self.registration.epoch, wanted, answered)
             return
         body = encode_request(
             Api.ALTER_PARTITION,

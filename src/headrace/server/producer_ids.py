@@ -2,21 +2,23 @@
 
 Ids are taken from blocks; a block is reserved by a metadata record before the first id of it is given, so a crash
 wastes the rest of a block and repeats nothing. Invariant: every id given is below the committed `next_producer_id`.
+Blocks come from the active controller, so no two brokers have one in common.
 """
 
 import asyncio
-
-from headrace.cluster.records import ProducerIdsRecord
-from headrace.server.metadata import MetadataStore
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 BLOCK = 1000
+Reserve: TypeAlias = Callable[[], Awaitable[tuple[int, int]]]
+"""Has a block reserved: its first id, and how many they are."""
 
 
 class ProducerIds:
     """The block this broker gives ids from."""
 
-    def __init__(self, metadata: MetadataStore) -> None:
-        self._metadata = metadata
+    def __init__(self, reserve: Reserve) -> None:
+        self._reserve_block = reserve
         self._next = 0
         self._end = 0
         self._reserving: asyncio.Future[None] | None = None
@@ -33,8 +35,7 @@ class ProducerIds:
 
     async def _reserve(self) -> None:
         try:
-            first = self._metadata.pending.next_producer_id
-            await self._metadata.commit([ProducerIdsRecord(first + BLOCK)])
-            self._next, self._end = first, first + BLOCK
+            first, count = await self._reserve_block()
+            self._next, self._end = first, first + count
         finally:
             self._reserving = None

@@ -204,6 +204,30 @@ class Quorum:
         self._run(lambda: None)
         return end
 
+    def add_voter(self, node_id: int, address: str) -> "asyncio.Future[None]":
+        """Let an observer vote; done when that is committed. Refused when this node does not lead, or too soon."""
+        return self._change_voters(lambda node: node.add_voter(node_id, address))
+
+    def remove_voter(self, node_id: int) -> "asyncio.Future[None]":
+        """Let a voter vote no more; done when that is committed."""
+        return self._change_voters(lambda node: node.remove_voter(node_id))
+
+    def _change_voters(self, change: Callable[[RaftNode], int]) -> "asyncio.Future[None]":
+        future: asyncio.Future[None] = self._loop.create_future()
+        driver = self._driver
+        if driver is None or not self.is_active:
+            raise Refused(ErrorCode.NOT_CONTROLLER, f"node {self.node_id} does not lead", self.leader)
+
+        def done(error: Refused | None) -> None:
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        driver.await_commit(change(driver.node), done)
+        self._run(lambda: None)
+        return future
+
     def gone(self, node_id: int) -> None:
         """No process listens at a node's address any more: if it led, another has to."""
         if self._driver is not None:

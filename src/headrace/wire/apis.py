@@ -134,9 +134,13 @@ SUPPORTED: dict[Api, tuple[int, int]] = {
     Api.CREATE_PARTITIONS: (0, 3),
     Api.DELETE_GROUPS: (0, 2),
     Api.INCREMENTAL_ALTER_CONFIGS: (0, 1),
+    Api.ELECT_LEADERS: (0, 2),
+    Api.ALTER_PARTITION_REASSIGNMENTS: (0, 1),
+    Api.LIST_PARTITION_REASSIGNMENTS: (0, 0),
     Api.OFFSET_DELETE: (0, 0),
     Api.DESCRIBE_QUORUM: (0, 2),
     Api.DESCRIBE_CLUSTER: (0, 2),
+    Api.UNREGISTER_BROKER: (0, 0),
     Api.CONSUMER_GROUP_HEARTBEAT: (0, 1),
     Api.CONSUMER_GROUP_DESCRIBE: (0, 1),
     Api.UPDATE_FEATURES: (0, 2),
@@ -145,11 +149,14 @@ SUPPORTED: dict[Api, tuple[int, int]] = {
     Api.LIST_TRANSACTIONS: (0, 1),
     Api.LIST_CONFIG_RESOURCES: (0, 1),
     Api.DESCRIBE_TOPIC_PARTITIONS: (0, 0),
+    Api.ADD_RAFT_VOTER: (0, 1),
+    Api.REMOVE_RAFT_VOTER: (0, 0),
 }
 
 
 BETWEEN_BROKERS: dict[Api, tuple[int, int]] = {
     Api.ALTER_PARTITION: (2, 3),
+    Api.ALLOCATE_PRODUCER_IDS: (0, 0),
 }
 """What brokers ask of each other, in Kafka's own messages; ApiVersions does not tell clients of it."""
 

@@ -78,7 +78,10 @@ class RaftDriver:
         A Refused given to `done` means that this node leads no more: the entries may be committed all the same. One
         that is raised means that nothing was appended.
         """
-        end = self.node.propose(entries)
+        return self.await_commit(self.node.propose(entries), done)
+
+    def await_commit(self, end: int, done: Done) -> int:
+        """As `propose`, of what the node was asked to append just now, up to `end`: a change of the voters."""
         self._proposals.append(_Proposal(end, self.node.term, done))
         return end
 

@@ -14,10 +14,9 @@ from typing import Any
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.ids import ZERO_ID
-from headrace.cluster.controller import NewTopic, create_topics
-from headrace.cluster.image import ClusterImage, PartitionRegistration, TopicImage
+from headrace.cluster.controller import NewTopic
+from headrace.cluster.image import NO_LEADER, ClusterImage, PartitionRegistration, TopicImage
 from headrace.cluster.names import (
-    CLUSTER_METADATA_TOPIC,
     CONSUMER_OFFSETS_TOPIC,
     TRANSACTION_STATE_TOPIC,
     check_topic_name,
@@ -44,7 +43,7 @@ BAD_KEY_TYPE = (
     "incompatible broker. See the broker logs for more details."
 )
 
-_STAY_UNKNOWN = (ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.INVALID_REQUEST)
+_STAY_UNKNOWN = (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.INVALID_REQUEST)
 """Why a topic is not made on being asked for, when the asker is told no more than that it is not there."""
 
 _OPERATIONS = {
@@ -117,9 +116,9 @@ async def handle_metadata(broker: Broker, context: RequestContext, request: Mess
                 topic["topic_authorized_operations"] = _operations(context, ResourceType.TOPIC, topic["name"])
     reply: dict[str, Any] = {
         "throttle_time_ms": context.throttle_ms,
-        "brokers": _brokers(broker.image),
+        "brokers": _brokers(broker),
         "cluster_id": broker.cluster_id,
-        "controller_id": broker.node_id,
+        "controller_id": _controller(broker),
         "topics": topics,
     }
     if request.include_cluster_authorized_operations:
@@ -195,19 +194,12 @@ async def _auto_create(broker: Broker, names: list[str], errors: dict[str, Error
     """Create what can be; what cannot be gets its error. What another request is creating stays unknown for now."""
     if not names:
         return
-    records, results = create_topics(
-        broker.metadata.pending,
-        [_auto_topic(broker, name) for name in names],
-        broker.config,
-        broker.new_topic_id,
-    )
-    for result in results:
-        if result.error is not None and result.error.code not in _STAY_UNKNOWN:
-            errors[result.name] = result.error.code
     try:
-        await broker.commit(records)
+        results = await broker.member.create_topics([_auto_topic(broker, name) for name in names])
     except KafkaError as error:
         errors.update(dict.fromkeys(names, error.code))
+        return
+    errors.update({name: code for name, code in results.items() if code not in _STAY_UNKNOWN})
 
 
 def _auto_topic(broker: Broker, name: str) -> NewTopic:
@@ -244,23 +236,34 @@ def _topic(image: ClusterImage, topic: TopicImage) -> dict[str, Any]:
 
 
 def _partition(image: ClusterImage, index: int, registration: PartitionRegistration) -> dict[str, Any]:
-    leader = registration.leader
+    leader = registration.leader if _lives(image, registration.leader) else NO_LEADER
     return {
-        "error_code": ErrorCode.NONE if leader in image.brokers else ErrorCode.LEADER_NOT_AVAILABLE,
+        "error_code": ErrorCode.NONE if leader != NO_LEADER else ErrorCode.LEADER_NOT_AVAILABLE,
         "partition_index": index,
         "leader_id": leader,
         "leader_epoch": registration.leader_epoch,
         "replica_nodes": registration.replicas,
         "isr_nodes": registration.isr,
-        "offline_replicas": [replica for replica in registration.replicas if replica not in image.brokers],
+        "offline_replicas": [each for each in registration.replicas if not _lives(image, each)],
     }
 
 
-def _brokers(image: ClusterImage) -> list[dict[str, Any]]:
+def _lives(image: ClusterImage, broker_id: int) -> bool:
+    broker = image.brokers.get(broker_id)
+    return broker is not None and not broker.fenced
+
+
+def _brokers(broker: Broker) -> list[dict[str, Any]]:
     return [
         {"node_id": each.id, "host": each.host, "port": each.port, "rack": each.rack}
-        for each in image.brokers.values()
+        for each in broker.member.listed(broker.image, broker.clock.monotonic_ms())
     ]
+
+
+def _controller(broker: Broker) -> int:
+    """Whom clients may take for the controller: the active one if it is a broker, else this broker, which knows it."""
+    leader = broker.member.leader
+    return leader if leader is not None and _lives(broker.image, leader) else broker.node_id
 
 
 # -- the cluster -------------------------------------------------------------------------------------------------------
@@ -280,10 +283,17 @@ def handle_describe_cluster(broker: Broker, context: RequestContext, request: Me
         "throttle_time_ms": context.throttle_ms,
         "endpoint_type": ENDPOINT_BROKERS,
         "cluster_id": broker.cluster_id,
-        "controller_id": broker.node_id,
+        "controller_id": _controller(broker),
         "brokers": [
-            {"broker_id": each.id, "host": each.host, "port": each.port, "rack": each.rack}
+            {
+                "broker_id": each.id,
+                "host": each.host,
+                "port": each.port,
+                "rack": each.rack,
+                "is_fenced": each.fenced,
+            }
             for each in broker.image.brokers.values()
+            if not each.fenced or request.include_fenced_brokers
         ],
     }
     if request.include_cluster_authorized_operations:
@@ -445,57 +455,10 @@ def _coordinator(broker: Broker, context: RequestContext, kind: int, key: str, f
     return {"error_message": fine, "node_id": found.id, "host": found.host, "port": found.port}
 
 
-def handle_describe_quorum(broker: Broker, context: RequestContext, request: Message) -> Body:
-    """The metadata log's leader and voters: this broker, up to date with itself."""
-    if not context.authorize(Operation.DESCRIBE, ResourceType.CLUSTER):
-        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    topics, found = [], False
-    for topic in request.topics:
-        partitions = []
-        for partition in topic.partitions:
-            if (topic.topic_name, partition.partition_index) == (CLUSTER_METADATA_TOPIC, 0):
-                partitions.append(_quorum(broker))
-                found = True
-            else:
-                partitions.append(
-                    {
-                        "partition_index": partition.partition_index,
-                        "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                        "error_message": "This server does not host this topic-partition.",
-                    }
-                )
-        topics.append({"topic_name": topic.topic_name, "partitions": partitions})
-    here = broker.image.brokers[broker.node_id]
-    listener = {"name": "PLAINTEXT", "host": here.host, "port": here.port}
-    nodes = [{"node_id": here.id, "listeners": [listener]}] if found else []
-    return {"error_message": "", "topics": topics, "nodes": nodes}
-
-
-def _quorum(broker: Broker) -> dict[str, Any]:
-    now_ms = broker.clock.now_ms()
-    voter = {
-        "replica_id": broker.node_id,
-        "replica_directory_id": ZERO_ID,
-        "log_end_offset": broker.metadata.end_offset,
-        "last_fetch_timestamp": now_ms,
-        "last_caught_up_timestamp": now_ms,
-    }
-    return {
-        "partition_index": 0,
-        "error_message": "",
-        "leader_id": broker.node_id,
-        "leader_epoch": 0,
-        "high_watermark": broker.metadata.committed_offset,
-        "current_voters": [voter],
-        "observers": [],
-    }
-
-
 HANDLERS: dict[Api, Handler] = {
     Api.METADATA: handle_metadata,
     Api.DESCRIBE_CLUSTER: handle_describe_cluster,
     Api.DESCRIBE_TOPIC_PARTITIONS: handle_describe_topic_partitions,
     Api.DESCRIBE_LOG_DIRS: handle_describe_log_dirs,
     Api.FIND_COORDINATOR: handle_find_coordinator,
-    Api.DESCRIBE_QUORUM: handle_describe_quorum,
 }
