@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.base.errors import ErrorCode, KafkaError
-from headrace.cluster import partition_control
 from headrace.cluster.controller import NewTopic
 from headrace.cluster.image import BrokerRegistration, ClusterImage
-from headrace.replication.partition import IsrProposal
+from headrace.cluster.partition_control import IsrProposal
 from headrace.server.controller import Answered, Controller
 from headrace.server.forwarding import Forwarding
 from headrace.server.metadata import MetadataStore
@@ -109,8 +108,7 @@ class Member:
             answered(None)
             return
         if leader == self.peers.node_id:
-            wanted = [partition_control.IsrProposal(*proposal) for proposal in proposals]
-            self.controller.propose_isrs(leader, self.registration.epoch, wanted, answered)
+            self.controller.propose_isrs(leader, self.registration.epoch, proposals, answered)
             return
         body = encode_request(
             Api.ALTER_PARTITION,
