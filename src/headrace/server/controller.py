@@ -94,10 +94,10 @@ class Controller:
 
     def changed(self, old: ClusterImage, new: ClusterImage) -> None:
         """The image moved on."""
+        if old.brokers is not new.brokers and self._metadata.quorum.votes:
+            self._reach_brokers()  # by every node that may come to lead: links that are up save time when it does
         if not self._metadata.is_active:
             return
-        if old.brokers is not new.brokers:
-            self._reach_brokers()
         if old.configs is not new.configs:
             pending = self._metadata.pending
             self._propose(elect_unclean(pending, pending.topics.values(), self._is_unclean))

@@ -235,9 +235,23 @@ class Quorum:
             self._run(lambda: node.leader_gone(node_id))
 
     def reached(self, node_id: int) -> None:
-        """A node can be reached, as it could not before: if it votes and nobody leads, there may be a majority now."""
-        if self._driver is not None and node_id in self._driver.node.voters:
-            self._run(self._driver.node.hasten)
+        """A node can be reached, as it could not before, and what was sent to it meanwhile is lost.
+
+        A leader sends it the log from where they agree; if nobody leads, there may be a majority now.
+        """
+        if self._driver is None:
+            return
+        node = self._driver.node
+        if (leadership := node.leadership) is not None:
+            if node_id in leadership.progress:
+                self._run(lambda: leadership.follow(node_id))
+        elif node_id in node.voters:
+            self._run(node.hasten)
+
+    @property
+    def votes(self) -> bool:
+        """Whether this node may come to lead."""
+        return self._driver is not None and self._driver.node.is_voter
 
     def follow(self, node_ids: Sequence[int]) -> None:
         """Nodes that are to be sent the log: they need not ask a new leader for it."""
