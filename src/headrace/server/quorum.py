@@ -175,6 +175,11 @@ class Quorum:
     def _reopen(self) -> None:
         if self._closed or self._driver is not None:
             return
+        if self._flusher.is_flushing(
+            self._log
+        ):  # opening flushes it too, and must not do so at the same time
+            self._loop.call_later(TICK_MS / 1000, self._reopen)
+            return
         try:
             self._open()
         except (KafkaError, OSError) as error:

@@ -413,7 +413,7 @@ class PartitionLog:
                     True  # the ticket may have written older ones over those of the truncation
                 )
         elif ticket.lost:
-            self._fail(error)
+            self.fail(error)
         else:
             # Nothing was lost, only not written (a full disk): all of it is still to be flushed.
             logger.error("flush failed, to be tried again", extra={"fields": self._fields(error)})
@@ -437,7 +437,7 @@ class PartitionLog:
             ) from error
         self.finish_flush(ticket)
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         self.failed = True
         logger.error(
             "sync failed, the partition takes no writes until a restart",

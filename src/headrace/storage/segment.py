@@ -357,7 +357,10 @@ class Segment:
         last = self.index.last()
         self.time_index.truncate_to(last[0] + 1 if last else self.base_offset)
         self.txn_index.truncate_to(offset)
-        self.write_indexes()
+        # The batches are gone already: the log must come to know its new end, although a full disk takes no entries.
+        # They wait in memory for the next write, and can be had from the batches after a crash.
+        with contextlib.suppress(OSError):
+            self.write_indexes()
         return self.open_tail()
 
     def cut(self, position: int) -> None:

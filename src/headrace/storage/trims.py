@@ -6,6 +6,7 @@ leaves files that recovery sorts out. The log start offset may lie inside a segm
 """
 
 import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.errors import ErrorCode, KafkaError
@@ -167,11 +168,12 @@ def truncate_to(log: "PartitionLog", offset: int) -> int:
         return log.log_start_offset
     kept, gone = log.segments[: number + 1], log.segments[number + 1 :]
     log.excuse(gone)
-    for segment in reversed(gone):  # the last first, so that a crash on the way leaves one run
-        log.garbage += segment.discard()
-    log.fs.sync_dir(log.directory)
-    end_offset = kept[-1].truncate_to(offset)
-    _finish_truncation(log, kept, end_offset)
+    with _whole_or_failed(log):
+        for segment in reversed(gone):  # the last first, so that a crash on the way leaves one run
+            log.garbage += segment.discard()
+        log.fs.sync_dir(log.directory)
+        end_offset = kept[-1].truncate_to(offset)
+        _finish_truncation(log, kept, end_offset)
     logger.info("log truncated", extra={"fields": {"partition": log.name, "log_end_offset": end_offset}})
     return end_offset
 
@@ -188,19 +190,20 @@ def truncate_fully(log: "PartitionLog", new_start: int) -> None:
     # The new segment's name comes first: without any, a crash would leave a log that starts at 0 again.
     segment = Segment(log.fs, log.directory, new_start)
     segment.create()
-    segment.cut(0)
-    log.fs.sync_dir(log.directory)
-    log.excuse(log.segments)
-    for old in reversed(log.segments):
-        if old.base_offset == new_start:
-            old.remove_indexes()
-        else:
-            log.garbage += old.discard()
-    log.fs.sync_dir(log.directory)
-    log.log_start_offset = new_start
-    log.flushed_offset = new_start
-    log.epochs.clear()
-    _finish_truncation(log, [segment], new_start)
+    with _whole_or_failed(log):
+        segment.cut(0)
+        log.fs.sync_dir(log.directory)
+        log.excuse(log.segments)
+        for old in reversed(log.segments):
+            if old.base_offset == new_start:
+                old.remove_indexes()
+            else:
+                log.garbage += old.discard()
+        log.fs.sync_dir(log.directory)
+        log.log_start_offset = new_start
+        log.flushed_offset = new_start
+        log.epochs.clear()
+        _finish_truncation(log, [segment], new_start)
     logger.info(
         "log truncated fully", extra={"fields": {"partition": log.name, "log_start_offset": new_start}}
     )
@@ -250,12 +253,23 @@ def spare_name(fs: FileSystem, path: str) -> str:
     return name
 
 
+@contextlib.contextmanager
+def _whole_or_failed(log: "PartitionLog") -> Iterator[None]:
+    """A truncation that stops half-way leaves files that the log's numbers do not tell of: only recovery knows them."""
+    try:
+        yield
+    except OSError as error:
+        log.fail(error)
+        raise
+
+
 def _finish_truncation(log: "PartitionLog", segments: list[Segment], end_offset: int) -> None:
     log.log_end_offset = end_offset
     log.flushed_offset = min(log.flushed_offset, end_offset)
     log.replace_segments(segments, truncated=True)
     log.epochs.truncate_from_end(end_offset)
     if log.epochs.dirty:
-        log.fs.write_atomic(log.epochs_path, log.epochs.encode())
-        log.epochs.dirty = False
+        with contextlib.suppress(OSError):  # it stays dirty, and goes with the next flush
+            log.fs.write_atomic(log.epochs_path, log.epochs.encode())
+            log.epochs.dirty = False
     rebuild_producers(log)
