@@ -83,7 +83,7 @@ EDGES = (
 THIRD_PARTY = {"cramjam", "crc32c", "cython", "msgspec"}
 THIRD_PARTY_OF_LAYER = {
     "cli": {"rich", "uvloop"},
-    "client": {"pyarrow"},
+    "client": {"fastavro", "opentelemetry", "pyarrow"},
     "pipeline": {"pyarrow", "pyspark", "yaml"},
     "server": {"uvloop"},
     "testing": {"pytest"},

@@ -1,7 +1,7 @@
 """Looking after transactions through the admin client: list, describe, and abort one that hangs.
 
-Functions over an `Admin`, which knows the cluster. Transactional ids are asked of every broker, details of the one that
-coordinates the id, and producers of the leader of their partition. The command line is the caller.
+Functions over an `Admin`, which knows the cluster. Transactional ids are asked of every broker, details of the one
+that coordinates the id, and producers of the leader of their partition. The command line is the caller.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,11 @@
 """Reads ranges of partitions as Arrow record batches, in bounded memory.
 
 Owns the fetches of one range after the other and the filter for aborted transactions. Invariants: every record from
-`start` to before `end` that is there and, with read_committed, committed, is handed out once and in order; offsets that
-are not there (compacted, aborted, control records) are passed over without waiting for them; what is held is bounded by
-one answer, one ahead of it, and one record batch. Records that retention took away are `OffsetsGone`, with the range.
-Called by the Spark source and by people who want a table: `async with ArrowReader(config) as r: await r.table(...)`.
+`start` to before `end` that is there and, with read_committed, committed, is handed out once and in order; offsets
+that are not there (compacted, aborted, control records) are passed over without waiting for them; what is held is
+bounded by one answer, one ahead of it, and one record batch. Records that retention took away are `OffsetsGone`,
+with the range. Called by the Spark source and by people who want a table: `async with ArrowReader(config) as r:
+await r.table(...)`.
 """
 
 import asyncio

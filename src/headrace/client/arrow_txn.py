@@ -1,9 +1,9 @@
 """The requests of transactions and of committed offsets, each tried again where that can help.
 
-Owns finding coordinators and the calls to them. Invariant: a call returns when the coordinator has done it, or raises a
-KafkaError that says why not; being fenced is never retried. Versions are those in which a client adds partitions
-itself and an epoch stays the same over a commit (Kafka 2.5 and later), because a transaction here may be ended by
-another process than the one that wrote it. Called by `arrow_write` and the Spark sink's ledger.
+Owns finding coordinators and the calls to them. Invariant: a call returns when the coordinator has done it, or
+raises a KafkaError that says why not; being fenced is never retried. Versions are those in which a client adds
+partitions itself and an epoch stays the same over a commit (Kafka 2.5 and later), because a transaction here may be
+ended by another process than the one that wrote it. Called by `arrow_write` and the Spark sink's ledger.
 """
 
 from collections.abc import Iterable, Mapping

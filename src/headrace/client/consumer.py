@@ -24,19 +24,27 @@ from headrace.base.log import get_logger
 from headrace.client.cluster import Cluster
 from headrace.client.commits import OffsetAndMetadata
 from headrace.client.config import consumer_config, settings
-from headrace.client.errors import ClientError, ConfigError, NotInGroup, RequestTimedOut
+from headrace.client.error_policy import OnError, error_handler
+from headrace.client.errors import ClientError, ConfigError, NotInGroup
 from headrace.client.fetched import ConsumerRecord
 from headrace.client.fetcher import Fetcher
 from headrace.client.group import Group, RebalanceListener
-from headrace.client.offsets import EARLIEST, LATEST, UNKNOWN_OFFSET, OffsetAndTimestamp, list_offsets
-from headrace.client.retry import with_retries
+from headrace.client.incoming import Incoming
+from headrace.client.offsets import UNKNOWN_OFFSET
+from headrace.client.processing import Handler, Mode, Order, Processor, default_order, describe
+from headrace.client.reading import Reading
+from headrace.client.serializers import Deserializer, Format, deserializer_of
+from headrace.client.statistics import Statistics, counted
 from headrace.client.topics import TopicPartition
+from headrace.client.tracing import Tracing
 from headrace.client.transport import Connector
 
 __all__ = ["Consumer", "ConsumerRecord", "RebalanceListener"]
 
 STUCK_AFTER_S = 10.0
 ATTEND_EVERY_S = 0.1
+WORKERS = 16
+PENDING_MAX = 1_000
 
 DeliveryMode: TypeAlias = Literal["at_most_once", "at_least_once", "exactly_once"]
 Offsets: TypeAlias = Mapping[TopicPartition, "OffsetAndMetadata | int"]
@@ -47,7 +55,7 @@ CommitCallback: TypeAlias = Callable[
 _log = get_logger(__name__)
 
 
-class Consumer:
+class Consumer(Reading):
     """Reads topics. Configuration is Kafka's consumer keys, in a mapping or as keywords (`group_id="g"`).
 
     `delivery` names what happens when a program ends in the middle: `at_most_once` commits records before it hands them
@@ -60,6 +68,10 @@ class Consumer:
         config: Mapping[str, object] | None = None,
         *,
         delivery: DeliveryMode | None = None,
+        key_deserializer: "Format | Deserializer | str | None" = None,
+        value_deserializer: "Format | Deserializer | str | None" = None,
+        on_error: OnError = "stop",
+        tracing: bool = False,
         connector: Connector | None = None,
         random_source: random.Random | None = None,
         **keywords: object,
@@ -70,6 +82,14 @@ class Consumer:
         self.cluster = Cluster(self.config, connector=connector, random_source=random_source)
         self._fetcher = Fetcher(self.config, self.cluster)
         self._ready: deque[ConsumerRecord] = deque()  # polled by iteration and not handed out yet
+        self._on_error = error_handler(on_error)
+        self._incoming = Incoming(
+            deserializer_of(key_deserializer, "key_deserializer"),
+            deserializer_of(value_deserializer, "value_deserializer"),
+            self._on_error,
+        )
+        self._tracing = Tracing() if tracing else None
+        self._processor: Processor | None = None
         self._group: Group | None = None
         self._attended_s = 0.0
         self._warned_s = 0.0
@@ -102,25 +122,6 @@ class Consumer:
 
     # -- what is read -----------------------------------------------------------------------------------------------
 
-    async def partitions(self, topic: str) -> list[TopicPartition]:
-        """The partitions of a topic. Raises KafkaError when it does not exist."""
-        self.cluster.track(topic)
-
-        async def attempt() -> list[TopicPartition]:
-            await self.cluster.refresh()
-            info = self.cluster.topics.get(topic)
-            if info is None or info.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise ClientError(
-                    f"topic {topic!r} does not exist",
-                    "'headrace topic list' shows those that do",
-                    ErrorCode.INVALID_REQUEST,
-                )
-            if info.error is not ErrorCode.NONE:
-                raise KafkaError(info.error, f"topic {topic!r}: {info.error.name}")
-            return [TopicPartition(topic, number) for number in sorted(info.partitions)]
-
-        return await with_retries(self.cluster, self.config.default_api_timeout_ms, attempt)
-
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions from now on, from where `auto.offset.reset` says or where they were."""
         if self._group is not None and self._group.subscribed:
@@ -130,7 +131,7 @@ class Consumer:
                 ErrorCode.INVALID_REQUEST,
             )
         self._fetcher.assign(TopicPartition(*partition) for partition in partitions)
-        self._ready = deque(r for r in self._ready if (r.topic, r.partition) in self._fetcher.assigned)
+        self._drop_unassigned()
 
     def subscribe(
         self, topics: "Iterable[str] | str | re.Pattern[str]", listener: RebalanceListener | None = None
@@ -156,115 +157,22 @@ class Consumer:
         if self._group is not None:
             await self._group.unsubscribe()
         self._fetcher.assign(())
-        self._ready.clear()
+        self._drop_unassigned()
 
     @property
     def subscription(self) -> list[str]:
         """The topics subscribed to; those that a pattern matched so far."""
         return [] if self._group is None else list(self._group.topics())
 
-    @property
-    def assignment(self) -> list[TopicPartition]:
-        """The partitions being read."""
-        return list(self._fetcher.assigned)
-
-    def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hand out nothing of these until they are resumed."""
-        for partition in partitions:
-            self._fetcher.state(partition).paused = True
-
-    def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Go on with paused partitions."""
-        for partition in partitions:
-            self._fetcher.state(partition).paused = False
-        self._fetcher.wake()
-
-    # -- where ------------------------------------------------------------------------------------------------------
-
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Go on at this offset."""
-        if offset < 0:
-            raise ClientError(
-                f"cannot seek to offset {offset}", "offsets begin at 0", ErrorCode.INVALID_REQUEST
-            )
-        self._move(partition, offset, None)
-
-    def seek_to_beginning(self, partitions: Iterable[TopicPartition]) -> None:
-        """Go on at the first record there is."""
-        for partition in partitions:
-            self._move(partition, UNKNOWN_OFFSET, EARLIEST)
-
-    def seek_to_end(self, partitions: Iterable[TopicPartition]) -> None:
-        """Go on after the last record there is."""
-        for partition in partitions:
-            self._move(partition, UNKNOWN_OFFSET, LATEST)
-
-    def seek_to_time(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> None:
-        """Go on at the first record of this time or later; at the end when there is none."""
-        for partition in partitions:
-            self._move(partition, UNKNOWN_OFFSET, timestamp_ms)
-
-    def _move(self, partition: TopicPartition, offset: int, reset_to: int | None) -> None:
-        self._fetcher.state(partition).move(offset, reset_to)
+    def _moved(self, partition: TopicPartition) -> None:
         self._ready = deque(r for r in self._ready if (r.topic, r.partition) != partition)
-        self._fetcher.wake()
+        self._incoming.keep(lambda record: (record.topic, record.partition) != partition)
+        if self._processor is not None:
+            self._processor.forget(frozenset([partition]))
 
-    async def position(self, partition: TopicPartition) -> int:
-        """The offset of the next record of this partition, found first if need be. Raises KafkaError."""
-        state = self._fetcher.state(partition)
-        deadline_s = asyncio.get_running_loop().time() + self.config.default_api_timeout_ms / 1000
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                while state.position == UNKNOWN_OFFSET:
-                    self._fetcher.wake()
-                    await self._fetcher.wait()
-                    if self._fetcher.errors:
-                        raise self._fetcher.errors.popleft()
-        except TimeoutError:
-            raise RequestTimedOut(
-                f"no position of {partition} within {self.config.default_api_timeout_ms} ms"
-            ) from None
-        waiting = next((r.offset for r in self._ready if (r.topic, r.partition) == partition), None)
-        return state.position if waiting is None else waiting
-
-    def high_watermark(self, partition: TopicPartition) -> int | None:
-        """The end of what can be read, as the last fetch saw it; the last stable offset when reading committed."""
-        state = self._fetcher.state(partition)
-        end = state.last_stable_offset if self.config.read_committed else state.high_watermark
-        return None if end == UNKNOWN_OFFSET else end
-
-    async def lag(self, partition: TopicPartition) -> int:
-        """How many offsets lie between the position and the end of what can be read. Raises KafkaError."""
-        end = self.high_watermark(partition)
-        position = await self.position(partition)
-        if end is None:
-            end = (await self.end_offsets([partition]))[partition]
-        return max(0, end - position)
-
-    async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset of each partition."""
-        found = await self._list(dict.fromkeys(partitions, EARLIEST))
-        return {partition: answer.offset for partition, answer in found.items()}
-
-    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset after the last record that can be read, of each partition."""
-        found = await self._list(dict.fromkeys(partitions, LATEST))
-        return {partition: answer.offset for partition, answer in found.items()}
-
-    async def offsets_for_times(
-        self, times_ms: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after a time, of each partition; None where there is none."""
-        found = await self._list(times_ms)
-        return {p: None if answer.offset == UNKNOWN_OFFSET else answer for p, answer in found.items()}
-
-    async def _list(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp]:
-        return await list_offsets(
-            self.cluster,
-            wanted,
-            read_committed=self.config.read_committed,
-            timeout_ms=self.config.default_api_timeout_ms,
-        )
+    def _first_buffered(self, partition: TopicPartition) -> int | None:
+        buffered = (*self._ready, *self._incoming.held)
+        return next((r.offset for r in buffered if (r.topic, r.partition) == partition), None)
 
     # -- commits ----------------------------------------------------------------------------------------------------
 
@@ -315,10 +223,13 @@ class Consumer:
             for partition, state in self._fetcher.assigned.items()
             if state.position != UNKNOWN_OFFSET
         }
-        for record in reversed(self._ready):
+        for record in (*reversed(self._incoming.held), *reversed(self._ready)):
             partition = TopicPartition(record.topic, record.partition)
             if partition in out:
                 out[partition] = record.offset
+        if self._processor is not None:
+            done = self._processor.committable()
+            out |= {partition: done[partition] for partition in out if partition in done}
         return out
 
     # -- records ----------------------------------------------------------------------------------------------------
@@ -329,13 +240,15 @@ class Consumer:
         await self._attend()
         if self._ready:
             return [self._ready.popleft() for _ in range(min(count_max, len(self._ready)))]
-        records = self._fetcher.take(count_max)
-        if not records:
+        records = [] if self._incoming.held else self._fetcher.take(count_max)
+        if not records and not self._incoming.held:
             if timeout_ms <= 0:
                 self._fetcher.wake()
                 await asyncio.sleep(0)  # a loop of polls without a timeout must let the fetches run
                 return records
             records = await self._poll_until(asyncio.get_running_loop().time() + timeout_ms / 1000, count_max)
+        if self._incoming.needed:
+            records = await self._incoming.decode(records)
         if records and self.delivery == "at_most_once":
             assert self._group is not None
             await self._group.commit(self._group.due())
@@ -364,10 +277,14 @@ class Consumer:
         if self._group is not None:
             await self._group.attend()
             self._attended_s = asyncio.get_running_loop().time()
-            if self._ready:
-                assigned = self._fetcher.assigned
-                if any((r.topic, r.partition) not in assigned for r in self._ready):
-                    self._ready = deque(r for r in self._ready if (r.topic, r.partition) in assigned)
+            if self._ready or self._incoming.held:
+                self._drop_unassigned()
+
+    def _drop_unassigned(self) -> None:
+        assigned = self._fetcher.assigned
+        if any((r.topic, r.partition) not in assigned for r in self._ready):
+            self._ready = deque(r for r in self._ready if (r.topic, r.partition) in assigned)
+        self._incoming.keep(lambda record: (record.topic, record.partition) in assigned)
 
     def _need_something_to_read(self) -> None:
         subscribed = self._group is not None and self._group.subscribed
@@ -438,6 +355,99 @@ class Consumer:
         while not self._ready:
             self._ready.extend(await self.poll(self.config.default_api_timeout_ms))
         return self._ready.popleft()
+
+    # -- processing -------------------------------------------------------------------------------------------------
+
+    async def process(
+        self,
+        handler: Handler,
+        *,
+        mode: Mode = "fifo",
+        order: Order | None = None,
+        workers: int | None = None,
+        pending_max: int = PENDING_MAX,
+    ) -> None:
+        """Give every record to a coroutine function, until `stop_processing`, cancellation or an error.
+
+        Mode `fifo` keeps the strict order of each partition (or, with `order="key"`, of each key), one record at a time
+        unless more `workers` are asked for; mode `parallel` handles up to `workers` records at once, in order per key
+        (or, with `order="record"`, in none). Commits pass only what is done; at most `pending_max` records are in hand.
+        An error of the handler goes to `on_error` of the constructor.
+        """
+        chosen = order or default_order(mode)
+        if (misfit := describe(mode, chosen)) is not None:
+            raise ConfigError(misfit, "see the guide on modes")
+        if self.delivery in ("at_most_once", "exactly_once"):
+            raise ConfigError(
+                f"process() commits what is done, which is not delivery={self.delivery}",
+                "use delivery=at_least_once, or poll and commit yourself",
+            )
+        processor = Processor(
+            self,
+            self._traced(handler),
+            mode=mode,
+            order=chosen,
+            workers=workers or (1 if mode == "fifo" else WORKERS),
+            pending_max=pending_max,
+            on_error=self._on_error,
+        )
+        self._processor = processor
+        if self._group is not None:
+            self._group.before_release = self._release
+        try:
+            await processor.run()
+        finally:
+            await self._end_processing(processor)
+
+    def stop_processing(self) -> None:
+        """Take no more records; `process` returns when those in hand are done."""
+        if self._processor is not None:
+            self._processor.stop()
+
+    async def _end_processing(self, processor: Processor) -> None:
+        """Commit what is done, and go back to the first record that is not."""
+        try:
+            if self._group is not None and self.config.enable_auto_commit:
+                await self._group.commit(self._group.due())
+        except KafkaError as error:
+            _log.warning("offsets were not committed", extra={"fields": {"reason": error.message}})
+        finally:
+            self._processor = None
+            if self._group is not None:
+                self._group.before_release = None
+            for partition, offset in processor.committable().items():
+                if partition in self._fetcher.assigned:
+                    self._move(partition, offset, None)
+
+    async def _release(self, partitions: frozenset[TopicPartition], lost: bool) -> None:
+        if self._processor is not None:
+            await self._processor.release(partitions, lost=lost)
+
+    def _traced(self, handler: Handler) -> Handler:
+        tracing = self._tracing
+        if tracing is None:
+            return handler
+
+        async def traced(record: ConsumerRecord) -> object:
+            with tracing.processing(record):
+                return await handler(record)
+
+        return traced
+
+    def statistics(self) -> Statistics:
+        """Counters since the consumer began, and gauges of now; `prometheus_text` renders them."""
+        assigned = self._fetcher.assigned
+        lags = {
+            str(partition): float(max(0, state.high_watermark - state.position))
+            for partition, state in assigned.items()
+            if state.high_watermark != UNKNOWN_OFFSET and state.position != UNKNOWN_OFFSET
+        }
+        self._fetcher.counters.records_not_decoded = self._incoming.failures
+        return counted(self._fetcher.counters) | {
+            "assigned_partitions": len(assigned),
+            "fetched_ahead_bytes": self._fetcher.held_bytes(),
+            "lag": lags,
+        }
 
 
 class GroupMetadata(NamedTuple):

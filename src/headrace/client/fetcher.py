@@ -21,6 +21,7 @@ from headrace.client.connection import Connection
 from headrace.client.errors import ClientError, Closed, error_code
 from headrace.client.fetched import Chunk, ConsumerRecord
 from headrace.client.offsets import EARLIEST, LATEST, UNKNOWN_OFFSET, list_offsets, missing_partition
+from headrace.client.statistics import ConsumerCounters
 from headrace.client.topics import TopicPartition
 from headrace.wire.apis import Api
 from headrace.wire.messages import Message
@@ -93,6 +94,7 @@ class Fetcher:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._turn: deque[TopicPartition] = deque()
         self._closed = False
+        self.counters = ConsumerCounters()
 
     @property
     def closed(self) -> bool:
@@ -134,6 +136,7 @@ class Fetcher:
                 break
         if self.errors and not out:
             raise self.errors.popleft()
+        self.counters.records_handed_out += len(out)
         return out
 
     def _take_from(self, state: Assigned, count_max: int, out: list[ConsumerRecord]) -> None:
@@ -231,7 +234,7 @@ class Fetcher:
                     by_node.setdefault(node_id, []).append(state)
         if resets:
             self._spawn("reset", self._reset)
-        if self._held_bytes() < self._config.fetch_max_bytes:
+        if self.held_bytes() < self._config.fetch_max_bytes:
             for node_id, states in by_node.items():
                 self._fetch(node_id, states)
         return next_s
@@ -239,7 +242,8 @@ class Fetcher:
     def _fetchable(self, state: Assigned) -> bool:
         return not state.fetching and not state.paused and len(state.chunks) < CHUNKS_AHEAD_MAX
 
-    def _held_bytes(self) -> int:
+    def held_bytes(self) -> int:
+        """Bytes fetched and not handed out."""
         return sum(chunk.size_bytes for state in self.assigned.values() for chunk in state.chunks)
 
     def _fetch(self, node_id: int, states: list[Assigned]) -> None:
@@ -257,6 +261,7 @@ class Fetcher:
                 self._fail(state, error)
             self._want_metadata()
             return
+        self.counters.fetch_requests += 1
         self._busy_nodes.add(node_id)
         for state in states:
             state.fetching = True
@@ -371,6 +376,7 @@ class Fetcher:
             return
         state.fetch_offset = chunk.end_offset
         state.chunks.append(chunk)
+        self.counters.bytes_fetched += chunk.size_bytes
 
     def _refused(self, state: Assigned, code: ErrorCode, result: Message, reply: Message) -> None:
         error = KafkaError(code, f"fetch of {state.partition} at offset {state.fetch_offset}: {code.name}")
@@ -391,6 +397,7 @@ class Fetcher:
                 "offset out of range",
                 extra={"fields": {"partition": str(state.partition), "offset": state.position}},
             )
+            self.counters.offset_resets += 1
             state.move(UNKNOWN_OFFSET, self._reset_to())
             return
         self._fail(state, error)
@@ -435,6 +442,7 @@ class Fetcher:
 
     def _fail(self, state: Assigned, error: KafkaError) -> None:
         """Leave a partition alone for a while."""
+        self.counters.fetch_errors += 1
         state.failures += 1
         now_s = asyncio.get_running_loop().time()
         state.not_before_s = now_s + self._cluster.backoff.wait_ms(state.failures) / 1000

@@ -75,6 +75,7 @@ class Group:
         self._committed: dict[TopicPartition, int] = {}
         self._next_commit_s = 0.0
         self._commits: set[asyncio.Task[None]] = set()
+        self.before_release: Callable[[frozenset[TopicPartition], bool], Awaitable[None]] | None = None
 
     # -- subscription -----------------------------------------------------------------------------------------------
 
@@ -170,6 +171,8 @@ class Group:
     async def revoke(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         if not partitions:
             return
+        if self.before_release is not None:
+            await self.before_release(partitions, lost)
         if not lost and self._auto_commit:
             await self._commit_quietly({p: o for p, o in self.due().items() if p in partitions})
         listener = self._listener

@@ -13,9 +13,9 @@ by people's programs.
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
@@ -24,10 +24,14 @@ from headrace.client.batches import Batch, Headers, ProducerId, size_upper_bound
 from headrace.client.cluster import Cluster, TopicInfo
 from headrace.client.config import producer_config, settings
 from headrace.client.errors import BufferFull, ClientError, Closed, ConfigError, RecordTooLarge
+from headrace.client.outgoing import Outgoing, ProducerInterceptor, ProducerRecord
 from headrace.client.partitioner import NodeLoad, PerRecord, Spreader, key_partition, named_partitioner
 from headrace.client.retry import with_retries
 from headrace.client.sender import Sender
+from headrace.client.serializers import Format, Serializer, serializer_of
+from headrace.client.statistics import ProducerCounters, Statistics, counted
 from headrace.client.topics import TopicPartition
+from headrace.client.tracing import Tracing
 from headrace.client.transactions import Transaction, Transactions
 from headrace.client.transport import Connector
 from headrace.records.batch import HEADER_SIZE
@@ -53,6 +57,10 @@ class Producer:
         config: Mapping[str, object] | None = None,
         *,
         partitioner: Spreader | PerRecord | None = None,
+        key_serializer: "Format | Serializer | str | None" = None,
+        value_serializer: "Format | Serializer | str | None" = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
+        tracing: bool = False,
         connector: Connector | None = None,
         random_source: random.Random | None = None,
         **keywords: object,
@@ -77,6 +85,13 @@ class Producer:
         if self.config.transactional_id is not None:
             self._transactions = Transactions(self.config, self.cluster, self._wake)
             self._accumulator.gate(True)
+        self._outgoing = Outgoing(
+            serializer_of(key_serializer, "key_serializer"),
+            serializer_of(value_serializer, "value_serializer"),
+            interceptors,
+            Tracing() if tracing else None,
+        )
+        self._prepares = self._outgoing.needed
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -93,17 +108,22 @@ class Producer:
     async def send(
         self,
         topic: str,
-        value: bytes | None,
+        value: Any,
         *,
-        key: bytes | None = None,
+        key: Any = None,
         headers: Headers = (),
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Delivery:
         """Put a record into the buffer; the promise it returns ends when it is acknowledged.
 
-        Raises KafkaError when the topic is not known, the record can never fit, or the buffer stays full.
+        Key and value are bytes or None, or whatever the serializers take. Raises KafkaError when the topic is not
+        known, the record can never fit, or the buffer stays full.
         """
+        if self._prepares:
+            return await self._send_prepared(
+                ProducerRecord(topic, value, key, headers, partition, timestamp_ms)
+            )
         delivery = self._path.append(topic, value, key, headers, partition, timestamp_ms)
         if delivery is not None:
             return delivery
@@ -112,7 +132,20 @@ class Producer:
     @property
     def short_way(self) -> "Callable[..., Delivery | None] | None":
         """What appends a record when nothing stands in the way, callable from any thread where it is compiled."""
-        return self._path.append
+        return None if self._prepares else self._path.append
+
+    async def _send_prepared(self, given: ProducerRecord) -> Delivery:
+        record, span = self._outgoing.prepare(given)
+        topic, value, key, headers, partition, timestamp_ms = record
+        try:
+            delivery = self._path.append(topic, value, key, headers, partition, timestamp_ms)
+            if delivery is None:
+                delivery = await self._send_the_long_way(topic, value, key, headers, partition, timestamp_ms)
+        except KafkaError as error:
+            self._outgoing.failed(span, error)
+            raise
+        self._outgoing.follow(delivery, span)
+        return delivery
 
     async def _send_the_long_way(
         self,
@@ -271,6 +304,15 @@ class Producer:
             if self._sender is not None:
                 await self._sender.stop(Closed("the producer was closed before the record was acknowledged"))
             await self.cluster.close()
+
+    def statistics(self) -> Statistics:
+        """Counters since the producer began, and gauges of now; `prometheus_text` renders them."""
+        counters = ProducerCounters() if self._sender is None else self._sender.counters
+        return counted(counters) | {
+            "buffered_bytes": self._accumulator.held_bytes,
+            "requests_in_flight": {str(node): load.in_flight for node, load in self.loads.items()},
+            "request_latency_ms": {str(node): round(load.latency_ms, 3) for node, load in self.loads.items()},
+        }
 
     @property
     def buffered_bytes(self) -> int:

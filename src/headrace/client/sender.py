@@ -32,6 +32,7 @@ from headrace.client.config import ProducerConfig
 from headrace.client.connection import Connection
 from headrace.client.errors import ClientError, DeliveryTimedOut, error_code
 from headrace.client.partitioner import NodeLoad
+from headrace.client.statistics import ProducerCounters
 from headrace.client.transactions import PRODUCE_HIGHEST, Transactions
 from headrace.records.batch import NO_SEQUENCE
 from headrace.wire.apis import Api
@@ -75,6 +76,7 @@ class Sender:
         self._accumulator = accumulator
         self._loads = loads
         self._transactions = transactions
+        self.counters = ProducerCounters()
         self._producer = NO_PRODUCER
         self._wake = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -261,6 +263,7 @@ class Sender:
         except KafkaError as error:
             future = asyncio.get_running_loop().create_future()
             future.set_exception(error)
+        self.counters.produce_requests += 1
         self._loads[node_id].in_flight += 1
         names = {ids[name]: name for name in ids}
         sent_s = asyncio.get_running_loop().time()
@@ -329,6 +332,10 @@ class Sender:
 
     def _succeeded(self, queue: PartitionQueue, batch: Batch, offset: int, log_append_time_ms: int) -> None:
         queue.confirmed = queue.confirmed or batch.producer == queue.producer
+        counters = self.counters
+        counters.batches_acknowledged += 1
+        counters.records_acknowledged += batch.record_count
+        counters.bytes_acknowledged += batch.size_bytes
         if not batch.done:  # it may have been given up for its deadline while the answer was on its way
             batch.succeed(offset, log_append_time_ms)
         self._accumulator.finish(queue, batch)
@@ -346,6 +353,7 @@ class Sender:
         elif error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
             batch.unsure = False
         if error.code is ErrorCode.MESSAGE_TOO_LARGE and batch.record_count > 1:
+            self.counters.batch_splits += 1
             self._accumulator.split(queue, batch)
             return
         lost_track = self._config.enable_idempotence and error.code in _LOST_TRACK
@@ -361,6 +369,7 @@ class Sender:
         if not (error.retriable or lost_track) or batch.attempts > self._config.retries:
             self._give_up(queue, batch, error)
             return
+        self.counters.batch_retries += 1
         batch.retry_at_s = now_s + self._cluster.backoff.wait_ms(batch.attempts) / 1000
         queue.put_back(batch)
 
@@ -372,6 +381,7 @@ class Sender:
             if self._transactions is not None:
                 self._transactions.lost_track()
         if not batch.done:
+            self.counters.records_failed += batch.record_count
             batch.fail(error)
         self._accumulator.finish(queue, batch)
 
@@ -425,6 +435,7 @@ class Sender:
 
     def _next_epoch(self, queue: PartitionQueue) -> None:
         """Let a partition go on from sequence 0 under an identity that the broker has not seen there."""
+        self.counters.epoch_bumps += 1
         if self._config.enable_idempotence and queue.producer == self._producer:
             spent = self._producer.epoch >= EPOCH_MAX
             bumped = ProducerId(self._producer.producer_id, self._producer.epoch + 1)
