@@ -1,0 +1,44 @@
+"""What Spark finds by itself: it looks for modules named `pyspark_*` with a `DefaultSource`.
+
+Owns nothing but the way from Spark's names to the readers and writers of `headrace.pipeline`.
+"""
+
+from collections.abc import MutableMapping
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+)
+from pyspark.sql.types import StructType
+
+from headrace.pipeline.options import parse_source_options
+from headrace.pipeline.source import (
+    SCHEMA,
+    SCHEMA_WITH_HEADERS,
+    BatchReader,
+    FilteringBatchReader,
+    StreamReader,
+)
+
+
+class DefaultSource(DataSource):
+    """`format("headrace")`: topics of Headrace or Kafka as tables and streams."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        self.options = dict(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "headrace"
+
+    def schema(self) -> str:
+        given = {name.lower(): value for name, value in self.options.items()}
+        return SCHEMA_WITH_HEADERS if given.get("includeheaders", "").lower() == "true" else SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = parse_source_options(self.options, streaming=False)
+        return FilteringBatchReader(options, schema) if options.filter_pushdown else BatchReader(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
+        return StreamReader(parse_source_options(self.options, streaming=True), schema)
