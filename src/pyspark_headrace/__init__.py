@@ -9,10 +9,13 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
 )
 from pyspark.sql.types import StructType
 
-from headrace.pipeline.options import parse_source_options
+from headrace.pipeline.options import OptionError, parse_source_options
+from headrace.pipeline.sink import BatchWriter, StreamWriter, parse_sink_options
 from headrace.pipeline.source import (
     SCHEMA,
     SCHEMA_WITH_HEADERS,
@@ -42,3 +45,11 @@ class DefaultSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
         return StreamReader(parse_source_options(self.options, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        if overwrite:
+            raise OptionError("Save mode overwrite is not allowed for Kafka: a topic can only be appended to.")
+        return BatchWriter(parse_sink_options(self.options, streaming=False), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 (Spark's name)
+        return StreamWriter(parse_sink_options(self.options, streaming=True), schema)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.client.cluster import Cluster, Node
 from headrace.client.connection import Connection
-from headrace.client.errors import error_code, raise_for
+from headrace.client.errors import Unsupported, error_code, raise_for
 from headrace.client.retry import with_retries
 from headrace.client.topics import TopicPartition
 from headrace.wire.apis import Api
@@ -133,6 +133,22 @@ class Coordination:
             "committed": commit,
         }
         await self._ask(KEY_TRANSACTION, producer.transactional_id, Api.END_TXN, body, END_TXN_HIGHEST)
+
+    async def open_transactions(self, prefix: str) -> list[str]:
+        """The transactional ids with this prefix that have something open; none where brokers cannot tell."""
+        await self._cluster.describe([])
+        found = []
+        for node_id in list(self._cluster.nodes):
+            connection = await self._cluster.connection(node_id)
+            try:
+                reply = await connection.request(
+                    Api.LIST_TRANSACTIONS, {"state_filters": ["Ongoing"], "producer_id_filters": []}, highest=0
+                )
+            except Unsupported:
+                continue
+            raise_for(reply.error_code, None, f"open transactions of broker {node_id}")
+            found += [state.transactional_id for state in reply.transaction_states]
+        return sorted({name for name in found if name.startswith(prefix)})
 
     # -- offsets of a group -----------------------------------------------------------------------------------------
 

@@ -1,0 +1,198 @@
+"""The Spark sink: what Spark asks of a writer, for batch and streaming, at least once and exactly once.
+
+Owns the sink's options and schema, and the identity of a task as Spark tells it. Invariant: exactly once never rests on
+anything that a process remembers: which batch, run and attempt this is comes from Spark, what was decided comes from the
+ledger. Called by Spark through `pyspark_headrace`.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from headrace.client.arrow_txn import Coordination
+from headrace.client.arrow_write import TRANSACTION_TIMEOUT_MS
+from headrace.client.cluster import Cluster
+from headrace.client.config import producer_config
+from headrace.pipeline.committer import Committer
+from headrace.pipeline.ledger import Entry, Ledger
+from headrace.pipeline.options import OptionError, check_options
+from headrace.pipeline.sink_task import SinkTask, TaskIdentity
+
+SINK_OPTIONS = ("topic", "delivery", "transactionalIdPrefix", "ledgerTopic", "includeHeaders")
+LEDGER_TOPIC_DEFAULT = "__consumer_offsets"
+
+# The names under which Spark tells a task what it is part of.
+BATCH_PROPERTY = "streaming.sql.batchId"
+QUERY_PROPERTY = "sql.streaming.queryId"
+RUN_PROPERTY = "spark.jobGroup.id"
+
+_REFUSED = {
+    "key.serializer": "Keys are serialized as they are. Cast them to string or binary.",
+    "value.serializer": "Values are serialized as they are. Cast them to string or binary.",
+    "transactional.id": "The sink makes its own; 'transactionalIdPrefix' names it.",
+    "enable.idempotence": "The sink is always idempotent.",
+}
+_BYTES = ("string", "binary")
+_TYPES = {
+    "key": _BYTES,
+    "value": _BYTES,
+    "topic": ("string",),
+    "partition": ("int",),
+    "headers": ("array<struct<key:string,value:binary>>",),
+}
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """A sink's options, checked."""
+
+    topic: str | None
+    exactly_once: bool
+    prefix: str | None
+    ledger_topic: str
+    producer: dict[str, str]
+    transaction_timeout_ms: int
+
+
+def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
+    """The options of a sink. Raises OptionError."""
+    options = check_options(given, SINK_OPTIONS)
+    producer = {}
+    for name, value in given.items():
+        if name.lower().startswith("kafka."):
+            key = name[len("kafka.") :].lower()
+            if key in _REFUSED:
+                raise OptionError(f"Kafka option '{key}' is not supported. {_REFUSED[key]}")
+            producer[key] = value
+    if "bootstrap.servers" not in producer:
+        raise OptionError("Option 'kafka.bootstrap.servers' must be specified for configuring Kafka producer.")
+    timeout = producer.pop("transaction.timeout.ms", str(TRANSACTION_TIMEOUT_MS))
+    if not timeout.isdigit() or int(timeout) == 0:
+        raise OptionError(f"Kafka option 'transaction.timeout.ms' must be milliseconds, but is '{timeout}'.")
+    default = "exactly_once" if streaming else "at_least_once"
+    delivery = options.choice("delivery", ("exactly_once", "at_least_once"), default)
+    if delivery == "exactly_once" and producer.get("acks", "all") not in ("all", "-1"):
+        raise OptionError("Kafka option 'acks' must be all for delivery exactly_once.")
+    topic = options.get("topic")
+    return SinkOptions(
+        topic=topic,
+        exactly_once=delivery == "exactly_once",
+        prefix=options.get("transactionalIdPrefix"),
+        ledger_topic=options.get("ledgerTopic") or topic or LEDGER_TOPIC_DEFAULT,
+        producer=producer,
+        transaction_timeout_ms=int(timeout),
+    )
+
+
+def check_sink_schema(schema: StructType, topic: str | None) -> None:
+    """Refuse rows that cannot be written, with the words of Spark's own sink. Raises OptionError."""
+    found = {field.name: field.dataType.simpleString() for field in schema.fields}
+    if "value" not in found:
+        raise OptionError(f"Required attribute 'value' not found in {', '.join(found)}.")
+    if topic is None and "topic" not in found:
+        raise OptionError(
+            "topic option required when no 'topic' attribute is present. Use the topic option for setting a topic."
+        )
+    for name, allowed in _TYPES.items():
+        if name in found and found[name] not in allowed:
+            raise OptionError(f"{name} attribute unsupported type {found[name]}: must be {' or '.join(allowed)}.")
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    sink: str
+    run: str
+    rows: int
+    entry: Entry | None
+
+
+class _Writer:
+    """What batch and streaming writers share."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, job: str) -> None:
+        check_sink_schema(schema, options.topic)
+        producer_config(options.producer)
+        self._options = options
+        self._job = job  # stands for the query where there is none: a batch write
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """One task, on an executor."""
+        options = self._options
+        task = SinkTask(
+            options.producer, options.topic, options.ledger_topic, options.transaction_timeout_ms
+        )
+        if not options.exactly_once:
+            return Written("", "", asyncio.run(task.write_at_least_once(iterator)), None)
+        who = self._identity()
+        entry = asyncio.run(task.write_once(who, iterator))
+        return Written(who.sink, who.run, entry.rows if entry is not None else 0, entry)
+
+    def _identity(self) -> TaskIdentity:
+        context = TaskContext.get()
+        assert context is not None, "a task runs inside Spark"
+        batch = context.getLocalProperty(BATCH_PROPERTY)
+        query = context.getLocalProperty(QUERY_PROPERTY)
+        attempt = f"{context.stageAttemptNumber()}.{context.attemptNumber()}"
+        if batch is None or query is None:
+            return TaskIdentity(self._job, self._job, 0, context.partitionId(), attempt)
+        run = context.getLocalProperty(RUN_PROPERTY) or query
+        sink = self._options.prefix or query
+        return TaskIdentity(sink, run, int(batch), context.partitionId(), attempt)
+
+    def finish(self, messages: list[WriterCommitMessage | None], batch: int, *, commit: bool) -> None:
+        """Commit or abort on the driver."""
+        written = [m for m in messages if isinstance(m, Written) and m.sink]
+        if not self._options.exactly_once or not written:
+            return
+        entries = [m.entry for m in written if m.entry is not None]
+        asyncio.run(self._finish(written[0], entries, batch, commit))
+
+    async def _finish(self, one: Written, entries: list[Entry], batch: int, commit: bool) -> None:
+        config = producer_config(self._options.producer)
+        cluster = Cluster(config)
+        try:
+            calls = Coordination(cluster, config.max_block_ms)
+            ledger = Ledger(
+                calls, one.sink, self._options.ledger_topic, self._options.transaction_timeout_ms
+            )
+            committer = Committer(calls, ledger, one.run)
+            if commit:
+                await committer.commit(batch, entries)
+            else:
+                await committer.abort(batch, entries)
+        finally:
+            await cluster.close()
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """`df.write.format("headrace")`."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        super().__init__(options, schema, uuid.uuid4().hex)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.finish(messages, 0, commit=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.finish(messages, 0, commit=False)
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """`df.writeStream.format("headrace")`."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        super().__init__(options, schema, "")
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
+        self.finish(messages, batchId, commit=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
+        self.finish(messages, batchId, commit=False)

@@ -1,0 +1,103 @@
+"""What one task of the sink does: write the rows of its slot, in an open transaction when they must appear once.
+
+Owns the steps of a task. Exactly once: 1 register the run in the ledger, the first time, and clean up after the run
+before; when the batch is decided, commit this slot's transaction and write nothing, unless it was lost    2 take a transactional id of this attempt    3 write the rows    4 leave the mark,
+wait until everything is stored, and hand (id, epoch) to the driver. Nothing is visible before the driver decides.
+Attempts have ids of their own, so that a speculated or retried attempt never ends another's transaction; ids are used
+again by later batches, so there are few of them. Called by the sink's writer inside a Spark task; tests call it
+without Spark.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.client.arrow_write import ArrowWriter
+from headrace.pipeline.committer import ends, recover
+from headrace.pipeline.ledger import RUN_CHARACTERS, Entry, Ledger, Step, no_step
+from headrace.pipeline.options import OptionError
+
+
+@dataclass(frozen=True)
+class TaskIdentity:
+    """Which attempt of which task of which batch of which run this is."""
+
+    sink: str
+    run: str
+    batch: int
+    slot: int
+    attempt: str
+
+    @property
+    def transactional_id(self) -> str:
+        return f"headrace-sink-{self.sink}-{self.run[:RUN_CHARACTERS]}-{self.slot}-{self.attempt}"
+
+
+@dataclass(frozen=True)
+class SinkTask:
+    """Writes the rows of one task."""
+
+    config: Mapping[str, str]
+    topic: str | None
+    ledger_topic: str
+    transaction_timeout_ms: int
+    step: Step = no_step
+
+    async def write_once(self, who: TaskIdentity, batches: Iterable[Any]) -> Entry | None:
+        """Prepare the rows; None when there is nothing to commit for this task."""
+        writer = ArrowWriter(
+            self.config,
+            transactional_id=who.transactional_id,
+            transaction_timeout_ms=self.transaction_timeout_ms,
+        )
+        try:
+            ledger = Ledger(writer.coordination, who.sink, self.ledger_topic, self.transaction_timeout_ms)
+            decision, is_new = await ledger.register(who.run)
+            self.step("task: registered")
+            if is_new:
+                await recover(writer.coordination, ledger, decision)
+                self.step("task: recovered")
+            if decision.batch == who.batch:
+                entry = decision.entry_of(who.slot)
+                if entry is None or await ends(writer.coordination, ledger, who.batch, entry):
+                    return None
+            await self._write(writer, batches)
+            if writer.rows_written == 0:
+                return None
+            self.step("task: rows sent")
+            await ledger.mark(writer.prepared, who.batch, who.slot)
+            await writer.flush()
+            self.step("task: prepared")
+            return Entry(who.slot, writer.prepared, writer.rows_written, writer.digest)
+        finally:
+            await writer.close()
+
+    async def write_at_least_once(self, batches: Iterable[Any]) -> int:
+        """Write the rows, visible at once; how many they were."""
+        async with ArrowWriter(self.config) as writer:
+            await self._write(writer, batches)
+        return writer.rows_written
+
+    async def _write(self, writer: ArrowWriter, batches: Iterable[Any]) -> None:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            self.step("task: rows")
+            for topic, part in self._by_topic(batch):
+                await writer.send_arrow(topic, part, timestamp=None)
+
+    def _by_topic(self, batch: Any) -> list[tuple[str, Any]]:
+        if self.topic is not None:
+            return [(self.topic, batch)]
+        column = batch.column("topic")
+        if column.null_count:
+            raise OptionError(
+                "null topic present in the data. Use the topic option for setting a default topic."
+            )
+        names = pc.unique(column).to_pylist()
+        if len(names) == 1:
+            return [(names[0], batch)]
+        return [(name, batch.filter(pc.equal(column, pa.scalar(name)))) for name in names]
