@@ -41,14 +41,18 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = parse_source_options(self.options, streaming=False)
-        return FilteringBatchReader(options, schema) if options.filter_pushdown else BatchReader(options, schema)
+        return (
+            FilteringBatchReader(options, schema) if options.filter_pushdown else BatchReader(options, schema)
+        )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
         return StreamReader(parse_source_options(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         if overwrite:
-            raise OptionError("Save mode overwrite is not allowed for Kafka: a topic can only be appended to.")
+            raise OptionError(
+                "Save mode overwrite is not allowed for Kafka: a topic can only be appended to."
+            )
         return BatchWriter(parse_sink_options(self.options, streaming=False), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 (Spark's name)

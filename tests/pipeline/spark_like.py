@@ -44,13 +44,23 @@ class Query:
 
     def restarted(self) -> "Query":
         """The same query from its checkpoint, in a new driver."""
-        return Query(self.bootstrap, self.topic, self.sink, step=no_step, transaction_timeout_ms=self.transaction_timeout_ms)
+        return Query(
+            self.bootstrap,
+            self.topic,
+            self.sink,
+            step=no_step,
+            transaction_timeout_ms=self.transaction_timeout_ms,
+        )
 
-    async def prepare(self, batch: int, slot: int, rows: Sequence[bytes], attempt: str = "0.0") -> Entry | None:
+    async def prepare(
+        self, batch: int, slot: int, rows: Sequence[bytes], attempt: str = "0.0"
+    ) -> Entry | None:
         """One attempt of one task."""
         task = SinkTask(self.config, self.topic, self.topic, self.transaction_timeout_ms, self.step)
         who = TaskIdentity(self.sink, self.run, batch, slot, attempt)
-        return await task.write_once(who, [pa.record_batch({"value": pa.array(rows, pa.binary())})] if rows else [])
+        return await task.write_once(
+            who, [pa.record_batch({"value": pa.array(rows, pa.binary())})] if rows else []
+        )
 
     async def commit(self, batch: int, entries: Sequence[Entry | None]) -> None:
         """What the driver does when all tasks have answered."""

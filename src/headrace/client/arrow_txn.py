@@ -142,7 +142,9 @@ class Coordination:
             connection = await self._cluster.connection(node_id)
             try:
                 reply = await connection.request(
-                    Api.LIST_TRANSACTIONS, {"state_filters": ["Ongoing"], "producer_id_filters": []}, highest=0
+                    Api.LIST_TRANSACTIONS,
+                    {"state_filters": ["Ongoing"], "producer_id_filters": []},
+                    highest=0,
                 )
             except Unsupported:
                 continue
@@ -153,13 +155,13 @@ class Coordination:
     # -- offsets of a group -----------------------------------------------------------------------------------------
 
     async def fetch_offsets(
-        self, group: str, topic: str, partitions: Iterable[int]
+        self, group: str, topic: str, partitions: Iterable[int], *, stable: bool
     ) -> dict[int, CommittedOffset]:
-        """What the group has committed for these partitions, once no transaction about it is open."""
+        """What the group has committed for these partitions; `stable` waits until no transaction about it is open."""
         body = {
             "group_id": group,
             "topics": [{"name": topic, "partition_indexes": list(partitions)}],
-            "require_stable": True,
+            "require_stable": stable,
         }
         reply = await self._ask(KEY_GROUP, group, Api.OFFSET_FETCH, body, OFFSET_FETCH_HIGHEST)
         return {

@@ -155,7 +155,9 @@ class Catalog:
             times = dict.fromkeys(partitions, given)
         else:
             _check_named(given, partitions, name)
-            times = {p: given[p.topic][p.partition] for p in partitions if p.partition in given.get(p.topic, {})}
+            times = {
+                p: given[p.topic][p.partition] for p in partitions if p.partition in given.get(p.topic, {})
+            }
         found = self.at_times(times)
         without = [p for p, offset in found.items() if offset is None]
         if without and starting and not self._options.latest_when_no_timestamp:

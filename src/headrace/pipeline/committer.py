@@ -19,7 +19,17 @@ from typing import Final
 
 from headrace.base.errors import KafkaError
 from headrace.client.arrow_txn import FENCED, Coordination, TransactionalProducer
-from headrace.pipeline.ledger import RUN_CHARACTERS, Decision, Entry, Fenced, Ledger, LedgerError, Step, amended, no_step
+from headrace.pipeline.ledger import (
+    RUN_CHARACTERS,
+    Decision,
+    Entry,
+    Fenced,
+    Ledger,
+    LedgerError,
+    Step,
+    amended,
+    no_step,
+)
 
 ENDS_AT_ONCE_MAX: Final = 16
 
@@ -65,7 +75,9 @@ class Committer:
                 "its replay writes them again"
             )
 
-    async def _settle(self, who: TransactionalProducer, decision: Decision, prepared: Sequence[Entry]) -> None:
+    async def _settle(
+        self, who: TransactionalProducer, decision: Decision, prepared: Sequence[Entry]
+    ) -> None:
         """Finish a batch that was decided before; what the replay wrote replaces what was lost, or is dropped."""
         lost = await self._end_all(decision.batch, decision.entries)
         again = {entry.slot: entry for entry in prepared}
@@ -75,21 +87,26 @@ class Committer:
             if fresh is None or (fresh.rows, fresh.digest) != (entry.rows, entry.digest):
                 raise HalfWritten(
                     f"batch {decision.batch} is written in part: the transaction of task {entry.slot} with "
-                    f"{entry.rows} rows was aborted by its time-out after the batch had been decided, and the replay of "
-                    "that task has other rows. Look at what the batch wrote before you go on with a new checkpoint and "
-                    "transactionalIdPrefix; a larger kafka.transaction.timeout.ms makes this rarer."
+                    f"{entry.rows} rows was aborted by its time-out after the batch had been decided, and the replay "
+                    "of that task has other rows. Look at what the batch wrote before you go on with a new checkpoint "
+                    "and transactionalIdPrefix; a larger kafka.transaction.timeout.ms makes this rarer."
                 )
             replaced[entry.slot] = fresh
         if replaced:
             await self.ledger.write(who, amended(decision, self.run, replaced))
             if await self._end_all(decision.batch, replaced.values()):
-                raise LedgerError(f"batch {decision.batch}: transactions were lost again; its replay tries once more")
+                raise LedgerError(
+                    f"batch {decision.batch}: transactions were lost again; its replay tries once more"
+                )
         decided = {entry.producer for entry in (*decision.entries, *replaced.values())}
         await self._abort_all(entry for entry in prepared if entry.producer not in decided)
 
     async def abort(self, batch: int, prepared: Iterable[Entry]) -> None:
         """Drop what was prepared, except what is decided: Spark asks for this also after a commit that failed."""
         decision = await self.ledger.read()
+        if decision is not None and decision.run == self.run:
+            # The commit that failed may still be on its way: taking the right to decide ends that, either way.
+            _, decision = await self.ledger.take()
         decided: set[TransactionalProducer] = set()
         if decision is not None and decision.batch == batch:
             decided = {entry.producer for entry in decision.entries}
@@ -123,12 +140,11 @@ async def recover(calls: Coordination, ledger: Ledger, decision: Decision) -> No
 
     Without the second, readers of committed records would wait for what was left open until it times out.
     """
-    decided = {entry.producer.transactional_id for entry in decision.entries}
     for entry in decision.entries:
         await ends(calls, ledger, decision.batch, entry)
     mine = f"headrace-sink-{ledger.sink}-{decision.run[:RUN_CHARACTERS]}-"
     for name in await calls.open_transactions(f"headrace-sink-{ledger.sink}-"):
-        if name not in decided and not name.startswith(mine):
+        if not name.startswith(mine):
             await calls.init(name, ledger.timeout_ms)
 
 

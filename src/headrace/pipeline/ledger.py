@@ -6,10 +6,10 @@ decision: its form, where it is kept, and who may write it.
 
 It is kept as the committed offset of a group without members, because every Kafka has those and they can be written in
 a transaction: the offset is the batch's number plus one, the metadata holds the rest, in as many groups as it takes.
-Each task's transaction also leaves a mark in a group of its slot, so that what became of it can be read
-long after its transactional id has moved on. A decision is written in a transaction of the query's own transactional id. Taking that id over fences whoever had it,
-so of two drivers at most one decides, and reading the ledger after taking the id sees everything decided before.
-A run of the query writes its name there before its first row, which fences the run before it.
+Each task's transaction also leaves a mark in a group of its slot, so that what became of it can be read long after its
+transactional id has moved on. A decision is written in a transaction of the query's own transactional id. Taking that
+id over fences whoever had it, so of two drivers at most one decides, and reading the ledger after taking the id sees
+everything decided before. A run of the query writes its name there before its first row, which fences the run before.
 Invariant: a ledger holds the decision of the latest batch, whole; a run that another has taken over from never writes
 again. Called by `committer` and by the sink's tasks.
 """
@@ -102,27 +102,27 @@ class Ledger:
         """The group that holds a part of the decision."""
         return f"headrace-sink-{self.sink}" + (f"-part-{chunk}" if chunk else "")
 
-    async def read(self) -> Decision | None:
-        """The latest decision, once none is being written."""
+    async def read(self, *, stable: bool = False) -> Decision | None:
+        """The latest decision; `stable` waits for one that is just being written, which may never end."""
         for _ in range(READS_MAX):
-            chunks = [await self._fetch(self.group())]
+            chunks = [await self._fetch(self.group(), stable)]
             if chunks[0] is None:
                 return None
-            for number in range(1, chunk_count(chunks[0])):
-                chunks.append(await self._fetch(self.group(number)))
+            more = range(1, chunk_count(chunks[0]))
+            chunks += [await self._fetch(self.group(number), stable) for number in more]
             decision = decode(chunks)
             if decision is not None:
                 return decision
         raise LedgerError(f"the ledger of sink {self.sink} changes faster than it can be read")
 
-    async def _fetch(self, group: str) -> CommittedOffset | None:
-        return (await self.calls.fetch_offsets(group, self.topic, [PARTITION])).get(PARTITION)
+    async def _fetch(self, group: str, stable: bool) -> CommittedOffset | None:
+        return (await self.calls.fetch_offsets(group, self.topic, [PARTITION], stable=stable)).get(PARTITION)
 
     async def take(self) -> tuple[TransactionalProducer, Decision | None]:
         """The right to decide: from here on no other driver does, unless it takes it away again."""
         who = await self.calls.init(f"headrace-sink-{self.sink}", self.timeout_ms)
         self.step("taken")
-        return who, await self.read()
+        return who, await self.read(stable=True)
 
     async def register(self, run: str) -> tuple[Decision, bool]:
         """Make `run` the one that may write, and every other fenced; whether that was new. Raises Fenced."""
@@ -143,7 +143,9 @@ class Ledger:
             except KafkaError as error:
                 if error.code not in FENCED:  # another task of this run, or another driver, was faster
                     raise
-        raise Fenced(f"run {run} could not take the ledger of sink {self.sink}: others take it again and again")
+        raise Fenced(
+            f"run {run} could not take the ledger of sink {self.sink}: others take it again and again"
+        )
 
     async def write(self, who: TransactionalProducer, decision: Decision) -> None:
         """Decide. Raises a KafkaError when somebody else has taken the right to."""
@@ -154,7 +156,6 @@ class Ledger:
         await self.calls.end(who, commit=True)
         self.step("decided")
 
-
     async def mark(self, who: TransactionalProducer, batch: int, slot: int) -> None:
         """Leave a mark in a task's transaction: it is there if, and only if, the transaction was committed."""
         mark = CommittedOffset(batch + 1, _mark(who))
@@ -162,7 +163,7 @@ class Ledger:
 
     async def is_marked(self, batch: int, entry: Entry) -> bool:
         """Whether a transaction that is no longer open was committed."""
-        found = await self._fetch(self._slot_group(entry.slot))
+        found = await self._fetch(self._slot_group(entry.slot), stable=False)
         return found == CommittedOffset(batch + 1, _mark(entry.producer))
 
     def _slot_group(self, slot: int) -> str:
@@ -176,7 +177,14 @@ def _mark(who: TransactionalProducer) -> str:
 def encode(decision: Decision, who: TransactionalProducer) -> list[CommittedOffset]:
     """A decision as offsets with metadata. Raises LedgerError when it has too many tasks."""
     entries = [
-        [e.slot, e.producer.transactional_id, e.producer.producer_id, e.producer.epoch, e.rows, f"{e.digest:x}"]
+        [
+            e.slot,
+            e.producer.transactional_id,
+            e.producer.producer_id,
+            e.producer.epoch,
+            e.rows,
+            f"{e.digest:x}",
+        ]
         for e in decision.entries
     ]
     text = msgspec.json.encode([decision.batch, decision.run, decision.fenced, entries]).decode()

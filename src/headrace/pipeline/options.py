@@ -46,7 +46,12 @@ SOURCE_OPTIONS: Final = (
 # What Spark itself adds to the options of every source and sink.
 SPARKS_OWN: Final = {"path", "checkpointlocation", "mergeschema", "basepath"}
 
-_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger")
+_STREAM_ONLY: Final = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "maxBytesPerTrigger",
+)
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _KAFKA_REFUSED: Final = {
     "auto.offset.reset": "Instead set the source option 'startingOffsets' to 'earliest' or 'latest' to specify where "
@@ -142,8 +147,12 @@ def parse_source_options(given: Mapping[str, str], *, streaming: bool) -> Source
     starting = _offsets(options, "startingOffsets", "latest" if streaming else "earliest")
     ending = _offsets(options, "endingOffsets", "latest")
     if not streaming:
-        _refuse(starting, LATEST, "latest", "startingOffsets", "starting offset can't be latest for batch queries")
-        _refuse(ending, EARLIEST, "earliest", "endingOffsets", "ending offset can't be earliest in batch queries")
+        _refuse(
+            starting, LATEST, "latest", "startingOffsets", "starting offset can't be latest for batch queries"
+        )
+        _refuse(
+            ending, EARLIEST, "earliest", "endingOffsets", "ending offset can't be earliest in batch queries"
+        )
     return SourceOptions(
         strategy=strategy,
         subscription=subscription,
@@ -196,7 +205,11 @@ class _Given:
             if name.lower() in lower or name.lower() in SPARKS_OWN or name.lower().startswith("kafka."):
                 continue
             near = get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-            hint = f" Did you mean '{lower[near[0]]}'?" if near else f" Options are {', '.join(known)} and kafka.*."
+            hint = (
+                f" Did you mean '{lower[near[0]]}'?"
+                if near
+                else f" Options are {', '.join(known)} and kafka.*."
+            )
             raise OptionError(f"Unknown option '{name}'.{hint}")
 
     def get(self, name: str) -> str | None:
@@ -235,7 +248,8 @@ def _offsets(options: _Given, name: str, default: str) -> str | PerPartition:
         return text.lower()
     if not text.startswith("{"):
         raise OptionError(
-            f"Option '{name}' must be 'earliest', 'latest' or JSON like {{\"topicA\":{{\"0\":23,\"1\":-1}}}}, but is '{text}'."
+            f"Option '{name}' must be 'earliest', 'latest' or JSON like {{\"topicA\":{{\"0\":23,\"1\":-1}}}}, "
+            f"but is '{text}'."
         )
     return _per_partition(name, text, EARLIEST)
 
@@ -248,7 +262,9 @@ def _per_partition(name: str, text: str, lowest: int) -> PerPartition:
             for topic, partitions in read.items()
         }
     except (ValueError, AttributeError, TypeError):
-        raise OptionError(f'Option \'{name}\' must be JSON like {{"topicA":{{"0":23}}}}, but is \'{text}\'.') from None
+        raise OptionError(
+            f"Option '{name}' must be JSON like {{\"topicA\":{{\"0\":23}}}}, but is '{text}'."
+        ) from None
     for topic, partitions in found.items():
         for number, value in partitions.items():
             if number < 0 or value < lowest:
@@ -261,7 +277,9 @@ def _assigned(text: str) -> dict[str, list[int]]:
         read: Any = json.loads(text)
         return {str(topic): [int(number) for number in numbers] for topic, numbers in read.items()}
     except (ValueError, AttributeError, TypeError):
-        raise OptionError(f"Option 'assign' must be JSON like {{\"topicA\":[0,1]}}, but is '{text}'.") from None
+        raise OptionError(
+            f"Option 'assign' must be JSON like {{\"topicA\":[0,1]}}, but is '{text}'."
+        ) from None
 
 
 def _timestamp(options: _Given, one: str, each: str) -> int | PerPartition | None:
@@ -293,7 +311,9 @@ def _on_data_loss(options: _Given) -> str:
 def _limits_agree(options: _Given) -> int:
     most, least = options.count("maxOffsetsPerTrigger"), options.count("minOffsetsPerTrigger")
     if most is not None and least is not None and most < least:
-        raise OptionError("The value of minOffsetPerTrigger must be less than or equal to maxOffsetsPerTrigger.")
+        raise OptionError(
+            "The value of minOffsetPerTrigger must be less than or equal to maxOffsetsPerTrigger."
+        )
     delay = options.get("maxTriggerDelay")
     return MAX_TRIGGER_DELAY_MS if delay is None else parse_duration_ms("maxTriggerDelay", delay)
 

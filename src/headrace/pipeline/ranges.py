@@ -28,7 +28,9 @@ class OffsetRange:
         return max(0, self.end - self.start)
 
 
-def limit_rows(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], rows_max: int) -> Offsets:
+def limit_rows(
+    start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], rows_max: int
+) -> Offsets:
     """Where a batch of about `rows_max` offsets ends: each partition gives in proportion to what it has."""
     sizes = {p: end[p] - start.get(p, end[p]) for p in end}
     sizes = {p: size for p, size in sizes.items() if size > 0}

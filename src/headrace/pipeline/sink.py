@@ -1,7 +1,7 @@
 """The Spark sink: what Spark asks of a writer, for batch and streaming, at least once and exactly once.
 
 Owns the sink's options and schema, and the identity of a task as Spark tells it. Invariant: exactly once never rests on
-anything that a process remembers: which batch, run and attempt this is comes from Spark, what was decided comes from the
+anything that a process remembers: which batch, run and attempt this is comes from Spark, what was decided from the
 ledger. Called by Spark through `pyspark_headrace`.
 """
 
@@ -71,7 +71,9 @@ def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOpti
                 raise OptionError(f"Kafka option '{key}' is not supported. {_REFUSED[key]}")
             producer[key] = value
     if "bootstrap.servers" not in producer:
-        raise OptionError("Option 'kafka.bootstrap.servers' must be specified for configuring Kafka producer.")
+        raise OptionError(
+            "Option 'kafka.bootstrap.servers' must be specified for configuring Kafka producer."
+        )
     timeout = producer.pop("transaction.timeout.ms", str(TRANSACTION_TIMEOUT_MS))
     if not timeout.isdigit() or int(timeout) == 0:
         raise OptionError(f"Kafka option 'transaction.timeout.ms' must be milliseconds, but is '{timeout}'.")
@@ -101,7 +103,9 @@ def check_sink_schema(schema: StructType, topic: str | None) -> None:
         )
     for name, allowed in _TYPES.items():
         if name in found and found[name] not in allowed:
-            raise OptionError(f"{name} attribute unsupported type {found[name]}: must be {' or '.join(allowed)}.")
+            raise OptionError(
+                f"{name} attribute unsupported type {found[name]}: must be {' or '.join(allowed)}."
+            )
 
 
 @dataclass
@@ -126,9 +130,7 @@ class _Writer:
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """One task, on an executor."""
         options = self._options
-        task = SinkTask(
-            options.producer, options.topic, options.ledger_topic, options.transaction_timeout_ms
-        )
+        task = SinkTask(options.producer, options.topic, options.ledger_topic, options.transaction_timeout_ms)
         if not options.exactly_once:
             return Written("", "", asyncio.run(task.write_at_least_once(iterator)), None)
         who = self._identity()
@@ -160,9 +162,7 @@ class _Writer:
         cluster = Cluster(config)
         try:
             calls = Coordination(cluster, config.max_block_ms)
-            ledger = Ledger(
-                calls, one.sink, self._options.ledger_topic, self._options.transaction_timeout_ms
-            )
+            ledger = Ledger(calls, one.sink, self._options.ledger_topic, self._options.transaction_timeout_ms)
             committer = Committer(calls, ledger, one.run)
             if commit:
                 await committer.commit(batch, entries)

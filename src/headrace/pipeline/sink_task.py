@@ -1,11 +1,13 @@
 """What one task of the sink does: write the rows of its slot, in an open transaction when they must appear once.
 
-Owns the steps of a task. Exactly once: 1 register the run in the ledger, the first time, and clean up after the run
-before; when the batch is decided, commit this slot's transaction and write nothing, unless it was lost    2 take a transactional id of this attempt    3 write the rows    4 leave the mark,
-wait until everything is stored, and hand (id, epoch) to the driver. Nothing is visible before the driver decides.
-Attempts have ids of their own, so that a speculated or retried attempt never ends another's transaction; ids are used
-again by later batches, so there are few of them. Called by the sink's writer inside a Spark task; tests call it
-without Spark.
+Owns the steps of a task. Exactly once:
+  1 register the run in the ledger, the first time, and clean up after the run before; when the batch is decided,
+    commit this slot's transaction and write nothing, unless it was lost
+  2 take a transactional id of this attempt    3 write the rows
+  4 leave the mark, wait until everything is stored, and hand (id, epoch) to the driver
+Nothing is visible before the driver decides. Attempts have ids of their own, so that a speculated or retried attempt
+never ends another's transaction; ids are used again by later batches, so there are few of them. Called by the sink's
+writer inside a Spark task; tests call it without Spark.
 """
 
 from collections.abc import Iterable, Mapping
@@ -54,7 +56,9 @@ class SinkTask:
             transaction_timeout_ms=self.transaction_timeout_ms,
         )
         try:
-            ledger = Ledger(writer.coordination, who.sink, self.ledger_topic, self.transaction_timeout_ms)
+            ledger = Ledger(
+                writer.coordination, who.sink, self.ledger_topic, self.transaction_timeout_ms, self.step
+            )
             decision, is_new = await ledger.register(who.run)
             self.step("task: registered")
             if is_new:

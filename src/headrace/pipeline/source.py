@@ -34,9 +34,7 @@ from headrace.pipeline.ranges import OffsetRange, Offsets, limit_rows, split
 CHECKPOINT_VERSION = 1
 SAMPLE_ROWS = 500
 
-SCHEMA = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
-)
+SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
 SCHEMA_WITH_HEADERS = SCHEMA + ", headers array<struct<key: string, value: binary>>"
 _TYPES = {
     "key": "binary",
@@ -110,7 +108,10 @@ def read_task(options: SourceOptions, columns: Sequence[str], part: OffsetRange)
             begin = catalog.earliest([where])[where]
             catalog.close()
             after = min(max(begin, gone.first + 1), part.end) if begin > gone.first else part.end
-            lose(options.on_data_loss, f"Offsets {gone.first} to {after - 1} of {part.topic}-{part.partition} are gone")
+            lose(
+                options.on_data_loss,
+                f"Offsets {gone.first} to {after - 1} of {part.topic}-{part.partition} are gone",
+            )
             position = after
 
 
@@ -142,7 +143,10 @@ class BatchReader(DataSourceReader):
         for partition in start:
             first, last = start[partition], min(earliest[partition], end[partition])
             if first < last:
-                lose(self._options.on_data_loss, f"Offsets {first} to {last - 1} of {_name(partition)} are gone")
+                lose(
+                    self._options.on_data_loss,
+                    f"Offsets {first} to {last - 1} of {_name(partition)} are gone",
+                )
                 start[partition] = last
             if end[partition] > latest[partition]:
                 lose(
@@ -249,7 +253,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for partition, offset in begin.items():
             if partition not in end:
                 if self._target is None:
-                    lose(self._options.on_data_loss, f"{_name(partition)} is gone; the query was at offset {offset}")
+                    lose(
+                        self._options.on_data_loss,
+                        f"{_name(partition)} is gone; the query was at offset {offset}",
+                    )
                 continue
             if end[partition] < offset:
                 if self._target is None:
@@ -269,7 +276,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             available = min(earliest[partition], until[partition])
             if first < available:
                 lose(
-                    self._options.on_data_loss, f"Offsets {first} to {available - 1} of {_name(partition)} are gone"
+                    self._options.on_data_loss,
+                    f"Offsets {first} to {available - 1} of {_name(partition)} are gone",
                 )
                 first = available
             ranges.append(OffsetRange(partition.topic, partition.partition, first, until[partition]))
