@@ -25,6 +25,7 @@ from headrace.pipeline.options import OptionError, check_options
 from headrace.pipeline.sink_task import SinkTask, TaskIdentity
 
 SINK_OPTIONS = ("topic", "delivery", "transactionalIdPrefix", "ledgerTopic", "includeHeaders")
+IDS_PER_SLOT = 16
 LEDGER_TOPIC_DEFAULT = "__consumer_offsets"
 
 # The names under which Spark tells a task what it is part of.
@@ -142,7 +143,8 @@ class _Writer:
         assert context is not None, "a task runs inside Spark"
         batch = context.getLocalProperty(BATCH_PROPERTY)
         query = context.getLocalProperty(QUERY_PROPERTY)
-        attempt = f"{context.stageAttemptNumber()}.{context.attemptNumber()}"
+        # The number of an attempt begins again when a stage is tried again; the task's own number tells those apart.
+        attempt = f"{context.attemptNumber()}.{context.taskAttemptId() % IDS_PER_SLOT}"
         if batch is None or query is None:
             return TaskIdentity(self._job, self._job, 0, context.partitionId(), attempt)
         run = context.getLocalProperty(RUN_PROPERTY) or query
