@@ -1,0 +1,99 @@
+"""`headrace up` as people use it: five brokers, a topic of three replicas, one broker killed and started again."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.testing.ports import free_row
+from tests.cli.command import fails, headrace_command, succeeds
+from tests.testing.waiting import wait_until
+
+DEADLINE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("five") / "data"
+    port = free_row(5)
+    try:
+        said = succeeds("up", "--port", str(port), "--data", str(directory), "--detach").decode()
+        assert said == "ready " + ",".join(f"127.0.0.1:{port + at}" for at in range(5)) + "\n"
+        yield directory
+    finally:
+        headrace_command("down", "--data", str(directory))
+
+
+def status(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(succeeds("status", "--json", "--data", str(directory)))
+    return found
+
+
+def states(directory: Path) -> dict[int, str]:
+    return {broker["id"]: broker["state"] for broker in status(directory)["brokers"]}
+
+
+def test_five_brokers_are_one_cluster_with_three_controllers(five: Path) -> None:
+    seen = status(five)
+    bootstrap = ("-b", seen["bootstrap"])
+    succeeds("topic", "create", "orders", "-p", "10", "-r", "3", *bootstrap)
+    seen = status(five)
+    assert [broker["id"] for broker in seen["brokers"]] == [1, 2, 3, 4, 5]
+    assert {broker["state"] for broker in seen["brokers"]} == {"running"}
+    roles = [broker["controller"] for broker in seen["brokers"]]
+    assert sorted(roles) == ["leader", "none", "none", "voter", "voter"] and roles[3:] == ["none", "none"]
+    assert roles[seen["controller"] - 1] == "leader"
+    assert seen["partitions"] == {"total": 10, "offline": 0, "under_replicated": 0}
+    assert sum(broker["leaders"] for broker in seen["brokers"]) == 10
+    assert sum(broker["replicas"] for broker in seen["brokers"]) == 30
+    assert all(broker["leaders"] for broker in seen["brokers"]), "leaders are spread at creation"
+    (topic,) = json.loads(succeeds("topic", "describe", "orders", "--json", *bootstrap))
+    for partition in topic["partitions"]:
+        assert partition["leader"] == partition["replicas"][0]
+        assert sorted(partition["isr"]) == sorted(partition["replicas"])
+
+
+def test_a_killed_broker_is_dead_and_comes_back_into_every_isr(five: Path) -> None:
+    at = ("--data", str(five))
+    bootstrap = ("-b", status(five)["bootstrap"])
+    succeeds("topic", "create", "kept", "-p", "5", "-r", "3", *bootstrap)
+    succeeds("broker", "kill", "2", *at)
+    wait_until(lambda: status(five)["partitions"]["offline"] == 0, "new leaders", DEADLINE_S)
+    seen = states(five)
+    assert seen.pop(2) == "dead" and set(seen.values()) == {"running"}
+    succeeds("produce", "kept", *bootstrap, stdin=b"one\ntwo\n")
+    succeeds("broker", "start", "2", *at)
+    wait_until(lambda: status(five)["partitions"]["under_replicated"] == 0, "all in sync", DEADLINE_S)
+    assert set(states(five).values()) == {"running"}
+    read = succeeds("consume", "kept", "--from", "earliest", "--exit-at-end", *bootstrap)
+    assert sorted(read.split()) == [b"one", b"two"]
+
+
+def test_a_topic_moves_between_brokers_and_leadership_goes_back(five: Path) -> None:
+    bootstrap = ("-b", status(five)["bootstrap"])
+    succeeds("topic", "create", "moved", "-p", "1", "-r", "1", *bootstrap)
+    succeeds("produce", "moved", *bootstrap, stdin=b"cargo\n")
+    wanted = ("partition", "reassign", "moved:0", "--to", "4,5,1", *bootstrap)
+    assert b"4,5,1" in succeeds(*wanted, "--dry-run")
+    succeeds(*wanted, "--wait")
+    (topic,) = json.loads(succeeds("topic", "describe", "moved", "--json", *bootstrap))
+    (partition,) = topic["partitions"]
+    assert partition["replicas"] == [4, 5, 1] and sorted(partition["isr"]) == [1, 4, 5]
+    assert b"nothing is being moved" in succeeds("partition", "reassign", "--list", *bootstrap)
+    succeeds("partition", "elect", "moved", *bootstrap)
+    (topic,) = json.loads(succeeds("topic", "describe", "moved", "--json", *bootstrap))
+    assert topic["partitions"][0]["leader"] == 4
+    assert b"as it should be" in succeeds("partition", "elect", "moved", *bootstrap)
+    read = succeeds("consume", "moved", "--from", "earliest", "--exit-at-end", *bootstrap)
+    assert read == b"cargo\n"
+
+
+def test_what_the_cluster_cannot_do_is_said(five: Path) -> None:
+    bootstrap = ("-b", status(five)["bootstrap"])
+    assert "replication factor" in fails(1, "topic", "create", "big", "-r", "6", *bootstrap).lower()
+    succeeds("topic", "create", "here", "-p", "1", "-r", "1", *bootstrap)
+    assert "cannot move" in fails(1, "partition", "reassign", "here", "--to", "99", *bootstrap)
+    assert "no partition 7" in fails(1, "partition", "reassign", "here:7", "--to", "1", *bootstrap)
+    assert "no broker 99" in fails(1, "partition", "reassign", "--drain", "99", *bootstrap)
