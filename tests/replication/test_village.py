@@ -27,7 +27,9 @@ def live(village: Village, rounds: int, *, power_cuts: bool) -> None:
             village.cut_off.add(node)
         elif dice < 0.94:
             village.cut_off.discard(node)
-        elif dice < 0.96:
+        elif dice < 0.95:
+            village.ambush = True
+        elif dice < 0.97:
             village.fence(node)  # a controller may be wrong about a broker that is only slow
         else:
             village.lossy = rng.choice([0.0, 0.0, 0.1, 0.4])

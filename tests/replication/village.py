@@ -154,6 +154,7 @@ class Village:
         self.houses = {n: House(self, n) for n in range(1, replicas + 1)}
         self.lossy = 0.0
         self.cut_off: set[int] = set()
+        self.ambush = False
         self.truth = EMPTY
         self._log: list[ClusterImage] = []
         self._epochs = count(1)
@@ -181,8 +182,9 @@ class Village:
         self.now_ms = end_ms
 
     def _arrival(self, kind: str, source: int, target: int) -> float:
-        """A delay that keeps messages of one connection in order."""
-        at_ms = self.now_ms + self.rng.expovariate(0.5)
+        """A delay that keeps messages of one connection in order. Images are late now and then."""
+        slow = kind == "image" and self.rng.random() < 0.2
+        at_ms = self.now_ms + self.rng.expovariate(0.02 if slow else 0.5)
         at_ms = max(at_ms, self._last_arrival.get((kind, source, target), 0.0))
         self._last_arrival[kind, source, target] = at_ms
         return at_ms - self.now_ms
@@ -262,9 +264,23 @@ class Village:
             elif any(e not in (-1, epochs.get(n)) or (n not in now.isr and e == -1) for n, e in proposal.isr):
                 errors.append(ErrorCode.INELIGIBLE_REPLICA)
             else:
+                joined = [n for n, _ in proposal.isr if n not in now.isr]
                 self._change(isr=tuple([n for n, _ in proposal.isr]))
                 errors.append(ErrorCode.NONE)
+                if self.ambush and joined:
+                    self._strike(joined[0])
         return errors
+
+    def _strike(self, newcomer: int) -> None:
+        """Just as a replica came into the ISR, and perhaps before its leader knows, leave it alone in the world."""
+        self.ambush = False
+        self.cut_off.add(newcomer)
+        self.at(100, lambda: self.cut_off.discard(newcomer))
+        for delay_ms in (0.1, 1, 2, 4):
+            self.at(delay_ms, self.produce)
+        for node_id in self.houses:
+            if node_id != newcomer:
+                self.at(self.rng.uniform(10, 40), lambda node_id=node_id: self.kill(node_id, at_once=True))
 
     def _change(self, **changes: object) -> None:
         now = self.registration._replace(**changes)  # type: ignore[arg-type]
@@ -312,11 +328,12 @@ class Village:
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
-    def kill(self, node_id: int, power_cut: bool = False) -> None:
+    def kill(self, node_id: int, power_cut: bool = False, at_once: bool = False) -> None:
         house = self.houses[node_id]
         if house.alive:
             house.stop(power_cut)
-            self.at(self.rng.uniform(0, 200), lambda: None if house.alive else self.fence(node_id))
+            noticed_ms = 0 if at_once else self.rng.uniform(0, 200)
+            self.at(noticed_ms, lambda: None if house.alive else self.fence(node_id))
 
     def revive(self, node_id: int) -> None:
         """Start a dead one; have a live one that the controller took for dead register again."""
@@ -374,7 +391,7 @@ class Village:
 
     def settle(self) -> None:
         """Heal everything, let it come to rest, and see that all is where it should be."""
-        self.lossy, self.cut_off = 0.0, set()
+        self.lossy, self.cut_off, self.ambush = 0.0, set(), False
         for node_id in self.houses:
             self.revive(node_id)
         self.run(8_000)
