@@ -1,4 +1,4 @@
-"""Three real brokers and real clients: followers that refuse, readers that are sent next door."""
+"""Three real brokers and real clients: leaders that die, followers that refuse, readers that are sent next door."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,9 @@ from headrace.base.errors import ErrorCode
 from headrace.testing import Cluster
 from headrace.wire.apis import Api
 from tests.server.raw import RawClient, batch, fetch_body, produce_body
+from tests.server.test_kill import PARTITIONS, Writer, read_all
 
+ACKED_BETWEEN_KILLS = 1000
 DEADLINE_S = 60
 LATEST = -1
 
@@ -28,6 +30,29 @@ def cluster() -> Iterator[Cluster]:
 def connect(cluster: Cluster, number: int) -> RawClient:
     broker = cluster.broker(number)
     return RawClient(broker.host, broker.port)
+
+
+@pytest.mark.timeout(300)
+def test_no_acknowledged_record_is_lost_doubled_or_reordered_when_leaders_are_killed(cluster: Cluster):
+    cluster.create_topic("t", PARTITIONS, config={"min.insync.replicas": "2"})
+    writer = Writer(cluster.bootstrap)
+    try:
+        for partition in range(2):
+            writer.wait_for_more(ACKED_BETWEEN_KILLS)
+            leader = cluster.leader("t", partition)
+            cluster.broker(leader).kill()
+            writer.wait_for_more(ACKED_BETWEEN_KILLS)
+            cluster.broker(leader).start()
+            cluster.await_in_sync("t")
+        writer.wait_for_more(ACKED_BETWEEN_KILLS)
+    finally:
+        writer.stop()
+    assert writer.failed == []
+    for partition, acked in writer.acked.items():
+        found = read_all(cluster.bootstrap, partition)
+        assert set(acked) <= set(found), "an acknowledged record is not where it was acknowledged"
+        numbers = [number for _, number in found]
+        assert numbers == sorted(set(numbers)), "a record is doubled or out of order"
 
 
 def filled(cluster: Cluster, topic: str, records: int = 10) -> int:
