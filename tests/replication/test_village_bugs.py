@@ -51,7 +51,11 @@ def test_a_planted_bug_is_found(monkeypatch, name, bug, seed, power_cuts):
     monkeypatch.setattr(Partition, name, bug)
     settings = {"flush_messages": "1"} if power_cuts else {}
     village = Village(seed, min_insync_replicas="2", **settings)
-    with pytest.raises(AssertionError):
+
+    def lead_a_life() -> None:
         village.run(500)
         live(village, 120, power_cuts=power_cuts)
         village.settle()
+
+    with pytest.raises(AssertionError):
+        lead_a_life()
