@@ -2,10 +2,10 @@ PY := .venv/bin/python
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos test lint format bench docs pins clean
+.PHONY: testspark help setup demo chaos test lint format bench docs pins clean
 
 help:  ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
 
 setup:  ## Build .venv; compile the record codec where a C compiler is there
 	@scripts/setup
@@ -23,6 +23,10 @@ lint: setup  ## Style, format and strict types
 
 test: lint  ## Everything that must hold: lint, unit, property and integration tests
 	$(PY) -m pytest -n $(JOBS) --dist worksteal
+
+testspark: setup  ## The tests that need Spark and Java: installs pyspark into .venv, and Java where it may
+	@scripts/setup-spark
+	HEADRACE_SPARK=1 $(PY) -m pytest tests/pipeline
 
 format: setup  ## Put the code into its format
 	$(PY) -m ruff check --fix .

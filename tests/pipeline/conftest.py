@@ -42,13 +42,15 @@ def broker() -> Iterator[Broker]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     """The one session of this process."""
+    if os.environ.get("HEADRACE_SPARK") != "1":
+        pytest.skip("a Spark session takes its time: make testspark runs these")
     missing = missing_for_spark()
     if missing is not None:
         pytest.skip(missing)
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").appName("headrace tests")
+    builder = SparkSession.builder.master("local[2,3]").appName("headrace tests")
     for name, value in SESSION_CONFIG.items():
         builder = builder.config(name, value)
     jars = os.environ.get("HEADRACE_SPARK_KAFKA_JARS")

@@ -29,11 +29,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "config": ("headrace.cli.config", "describe and alter settings of topics and brokers"),
     "txn": ("headrace.cli.txn", "list, describe and abort transactions"),
     "partition": ("headrace.cli.partition", "move replicas, elect leaders"),
+    "pipeline": ("headrace.cli.pipeline", "run pipelines on Spark, declared in a file"),
     "bench": ("headrace.cli.bench", "measure a cluster: produce, consume, latency"),
     "doctor": ("headrace.cli.doctor", "what this machine offers and lacks"),
 }
 
-LATER = ("group", "acl", "user", "quota", "pipeline")
+LATER = ("group", "acl", "user", "quota")
 
 EXAMPLE = """\
 example:

@@ -43,6 +43,7 @@ SOURCE_OPTIONS: Final = (
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
 )
+SINK_WORDS: Final = ("topic", "delivery", "transactionalIdPrefix", "ledgerTopic", "includeHeaders")
 # What Spark itself adds to the options of every source and sink.
 SPARKS_OWN: Final = {"path", "checkpointlocation", "mergeschema", "basepath"}
 

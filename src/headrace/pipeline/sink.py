@@ -21,10 +21,9 @@ from headrace.client.cluster import Cluster
 from headrace.client.config import producer_config
 from headrace.pipeline.committer import Committer
 from headrace.pipeline.ledger import Entry, Ledger
-from headrace.pipeline.options import OptionError, check_options
+from headrace.pipeline.options import SINK_WORDS, OptionError, check_options
 from headrace.pipeline.sink_task import SinkTask, TaskIdentity
 
-SINK_OPTIONS = ("topic", "delivery", "transactionalIdPrefix", "ledgerTopic", "includeHeaders")
 IDS_PER_SLOT = 16
 LEDGER_TOPIC_DEFAULT = "__consumer_offsets"
 
@@ -63,7 +62,7 @@ class SinkOptions:
 
 def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     """The options of a sink. Raises OptionError."""
-    options = check_options(given, SINK_OPTIONS)
+    options = check_options(given, SINK_WORDS)
     producer = {}
     for name, value in given.items():
         if name.lower().startswith("kafka."):

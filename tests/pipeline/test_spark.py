@@ -1,0 +1,188 @@
+"""Real Spark on real brokers: what a job sees. `make testspark` runs these; `make test` says why it does not."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace.client.arrow import HEADER_TYPE
+from headrace.client.arrow_write import ArrowWriter
+from headrace.testing import Broker
+from tests.pipeline.spark_like import committed_values
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+def write(broker: Broker, topic: str, table: pa.Table) -> None:
+    async def run() -> None:
+        async with ArrowWriter({"bootstrap.servers": broker.bootstrap}) as writer:
+            await writer.send_arrow(topic, table)
+
+    asyncio.run(run())
+
+
+def values(rows: Iterator[bytes]) -> pa.Table:
+    return pa.table({"value": pa.array(list(rows), pa.binary())})
+
+
+def options(broker: Broker, **more: str) -> dict[str, str]:
+    return {"kafka.bootstrap.servers": broker.bootstrap, **more}
+
+
+def mixed(broker: Broker, topic: str) -> None:
+    """Keys and none, headers and none, tombstones."""
+    broker.create_topic(topic, 3)
+    count = 500
+    table = pa.table(
+        {
+            "key": pa.array([None if n % 5 == 0 else b"k%d" % (n % 17) for n in range(count)], pa.binary()),
+            "value": pa.array([None if n % 7 == 0 else b"value %d" % n for n in range(count)], pa.binary()),
+            "headers": pa.array(
+                [[("h", b"%d" % n), ("n", None)] if n % 3 == 0 else None for n in range(count)], HEADER_TYPE
+            ),
+        }
+    )
+    write(broker, topic, table)
+
+
+def rows_of(spark: Any, form: str, given: dict[str, str]) -> list[Any]:
+    return sorted(
+        spark.read.format(form).options(**given).load().collect(), key=lambda r: (r.partition, r.offset)
+    )
+
+
+def test_a_topic_is_a_table(spark: Any, broker: Broker) -> None:
+    mixed(broker, "table")
+    rows = rows_of(spark, "headrace", options(broker, subscribe="table", includeHeaders="true"))
+    assert len(rows) == 500
+    assert sum(row.value is None for row in rows) == 72
+    assert {row.topic for row in rows} == {"table"}
+    with pytest.raises(Exception, match="Did you mean 'startingOffsets'"):
+        spark.read.format("headrace").options(
+            **options(broker, subscribe="table", startingOfsets="x")
+        ).load().count()
+
+
+def test_sparks_own_connector_sees_the_same_rows(spark: Any, broker: Broker) -> None:
+    if "spark.jars" not in {name for name, _ in spark.sparkContext.getConf().getAll()}:
+        pytest.skip("no jars of Spark's own connector: name them in HEADRACE_SPARK_KAFKA_JARS")
+    mixed(broker, "oracle")
+    for more in (
+        {},
+        {"includeHeaders": "true"},
+        {"startingOffsets": '{"oracle":{"0":5,"1":-2,"2":7}}'},
+        {"endingOffsets": '{"oracle":{"0":50,"1":-1,"2":0}}'},
+        {"startingTimestamp": "0"},
+        {"minPartitions": "7"},
+        {"kafka.isolation.level": "read_committed"},
+    ):
+        given = options(broker, subscribe="oracle", **more)
+        ours, theirs = (rows_of(spark, form, given) for form in ("headrace", "kafka"))
+        assert ours == theirs, more
+
+
+def test_rows_reach_a_topic_once_over_a_failed_task_and_a_replayed_batch(
+    spark: Any, broker: Broker, tmp_path: Path
+) -> None:
+    from pyspark.sql import functions as F
+
+    broker.create_topic("in", 2)
+    broker.create_topic("out", 2)
+    count = 900
+    write(broker, "in", values(b"%d" % n for n in range(count)))
+    failed = str(tmp_path / "failed")
+
+    @F.udf("string")
+    def fails_once(value: str) -> str:
+        from pathlib import Path
+
+        if value == "450" and not Path(failed).exists():
+            Path(failed).touch()
+            raise RuntimeError("planted")
+        return value
+
+    def run() -> list[int]:
+        read = spark.readStream.format("headrace").options(
+            **options(broker, subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger="300")
+        )
+        rows = read.load().select(fails_once(F.col("value").cast("string")).alias("value"))
+        query = (
+            rows.writeStream.format("headrace")
+            .options(**options(broker, topic="out", checkpointLocation=str(tmp_path / "checkpoint")))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        return [progress["numInputRows"] for progress in query.recentProgress]
+
+    assert run() == [300, 300, 300]
+    assert Path(failed).exists()
+    expected = sorted(b"%d" % n for n in range(count))
+    assert asyncio.run(committed_values(broker.bootstrap, "out", 2)) == expected
+    for note in (tmp_path / "checkpoint" / "commits").glob("*2*"):
+        note.unlink()  # the driver died after the batch was written and before Spark had noted it
+    run()
+    assert asyncio.run(committed_values(broker.bootstrap, "out", 2)) == expected
+
+
+def test_a_pipeline_file_runs_with_a_window_dead_letters_and_a_backfill(
+    spark: Any, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from contextlib import nullcontext
+
+    from headrace.pipeline import runner
+    from headrace.pipeline.jobfile import load
+    from headrace.pipeline.plan import Bounds
+
+    for name in ("orders", "totals", "dead"):
+        broker.create_topic(name, 1)
+    good = [{"id": n, "customer": f"c{n % 3}", "amount": 2.5} for n in range(60)]
+    write(
+        broker,
+        "orders",
+        values(iter([*(json.dumps(row).encode() for row in good), b"no json", b'{"id": "x"}'])),
+    )
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        f"""\
+name: job
+bootstrap: {broker.bootstrap}
+sources:
+  orders:
+    topic: orders
+    decode: {{format: json, schema: "id bigint, customer string, amount double"}}
+steps:
+  - name: totals
+    sql: SELECT customer, count(*) AS orders, sum(amount) AS total FROM orders GROUP BY customer
+sinks:
+  - from: totals
+    topic: totals
+    key: customer
+    mode: complete
+  - from: orders
+    parquet: {tmp_path}/orders
+trigger: {{available_now: true}}
+checkpoint: {tmp_path}/checkpoint
+dead_letters: dead
+"""
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "_session", lambda job: nullcontext(spark))
+    job, events = load(path), []
+    runner.run_stream(job, events.append)
+    found = asyncio.run(committed_values(broker.bootstrap, "totals", 1))
+    assert [json.loads(value) for value in found] == [
+        {"customer": f"c{n}", "orders": 20, "total": 50.0} for n in range(3)
+    ]
+    assert asyncio.run(committed_values(broker.bootstrap, "dead", 1)) == [b"no json", b'{"id": "x"}']
+    assert spark.read.parquet(f"{tmp_path}/orders").count() == 60
+    assert {event["query"] for event in events} == {"job-0-totals", "job-1-orders", "job-dead-orders"}
+    runner.run_batch(job, Bounds({"startingOffsets": '{"orders":{"0":30}}'}, {}), events.append)
+    assert spark.read.parquet(f"{tmp_path}/orders").count() == 90
+    assert "headrace_pipeline_rows_in" in runner.prometheus(
+        {e["query"]: e for e in events if e["event"] == "progress"}
+    )
