@@ -39,6 +39,11 @@ sinks:
 """
 
 
+@pytest.mark.parametrize("path", sorted(Path("examples/spark").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_examples_are_good_files(path: Path) -> None:
+    assert load(path).sinks
+
+
 def test_a_short_file_has_defaults(tmp_path: Path) -> None:
     job = load(write(tmp_path, GOOD))
     assert (job.name, job.master, job.sources[0].starting, job.sinks[0].mode) == (
