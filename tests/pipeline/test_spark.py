@@ -96,7 +96,7 @@ def test_rows_reach_a_topic_once_over_a_failed_task_and_a_replayed_batch(
     write(broker, "in", values(b"%d" % n for n in range(count)))
     failed = str(tmp_path / "failed")
 
-    @F.udf("string")
+    @F.udf(returnType="string", useArrow=False)
     def fails_once(value: str) -> str:
         from pathlib import Path
 

@@ -19,6 +19,7 @@ from headrace.pipeline.jobfile import Job, SinkSpec
 from headrace.pipeline.plan import Bounds, build_views, dead_letters, rows_for_topic
 
 POLL_S = 0.25
+START_WAIT_S_MAX = 120.0
 STATE_DIRECTORY = Path(".headrace", "pipelines")
 
 Report = Callable[[dict[str, Any]], None]
@@ -182,12 +183,17 @@ def _start_dead_letters(job: Job, views: dict[str, Any]) -> list[Any]:
 def _go(job: Job, writer: Any, name: str) -> Any:
     trigger = {"availableNow": True} if job.every is None else {"processingTime": job.every}
     checkpoint = str(Path(job.checkpoint, name))
-    return (
+    query = (
         writer.queryName(f"{job.name}-{name}")
         .option("checkpointLocation", checkpoint)
         .trigger(**trigger)
         .start()
     )
+    # One after the other: each starts Python workers, and on a small machine too many at once time out.
+    deadline_s = time.monotonic() + START_WAIT_S_MAX
+    while query.isActive and "nitializing" in query.status["message"] and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+    return query
 
 
 def _watch(queries: list[Any], stopping: Callable[[], bool], report: Report) -> None:
