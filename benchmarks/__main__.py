@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.clusters import CLUSTER_ALONE, CLUSTER_SHARED, HeadraceCluster, KafkaCluster
+from benchmarks.groups import GROUPS
 from benchmarks.report import FOLDER, Results, chart, machine, record, rows_of
 from benchmarks.systems import Headrace, Kafka, System, Unavailable
 from benchmarks.workloads import ALONE, SHARED, Numbers, Scale
@@ -121,7 +122,7 @@ def main() -> int:
     parser.add_argument(
         "--only",
         metavar="NAME,...",
-        help=f"of {', '.join([*SHARED, *ALONE])}; of a cluster {', '.join([*CLUSTER_SHARED, *CLUSTER_ALONE])}",
+        help=f"of {', '.join([*SHARED, *ALONE, *GROUPS])}; of a cluster {', '.join([*CLUSTER_SHARED, *CLUSTER_ALONE])}",
     )
     parser.add_argument("--quick", action="store_true", help="small amounts")
     parser.add_argument(
@@ -131,7 +132,7 @@ def main() -> int:
         "--record", action="store_true", help="write the README's table, latest.json and latest.svg"
     )
     arguments = parser.parse_args()
-    workloads = (CLUSTER_SHARED, CLUSTER_ALONE) if arguments.cluster else (SHARED, ALONE)
+    workloads = (CLUSTER_SHARED, CLUSTER_ALONE) if arguments.cluster else (SHARED, {**ALONE, **GROUPS})
     known = [name for group in workloads for name in group]
     wanted = arguments.only.split(",") if arguments.only else known
     if unknown := [name for name in wanted if name not in known]:

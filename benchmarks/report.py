@@ -51,6 +51,11 @@ MEASURES = (
         "memory per partition KB", "idle memory a partition, of 1 000 (KB)", False, value_aim=10.0, digits=1
     ),
     Measure("create 100 topics s", "create 100 topics of 10 partitions (s)", False, 1.0),
+    Measure("commits /s", "offset commits (a second)", True, 1.0, value_aim=20_000.0, digits=0),
+    Measure("commits cpu us", "its broker CPU (µs a commit)", False),
+    Measure("heartbeats cores", "1 000 groups × 5 members, heartbeats (cores)", False, value_aim=0.25),
+    Measure("rebalance classic s", "one of 20 members leaves 100 partitions, classic (s)", False, 0.5),
+    Measure("rebalance consumer s", "the same, consumer protocol (s)", False, 0.5),
 )
 CLUSTER_MEASURES = (
     Measure("cluster produce msg/s", "produce, kcat, acks=all (msg/s)", True, 1.5, digits=0),

@@ -20,6 +20,7 @@ from headrace.coordinators.membership import JoinRequest
 from headrace.coordinators.records import OffsetValue
 from headrace.coordinators.runtime import CoordinatorRuntime, Shard
 from headrace.server.broker_coordinators import BrokerWorld, Later, ask
+from headrace.server.session import Session
 from headrace.storage.markers import EndTransactionMarker
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class GroupCoordinator:
 
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
+        self._unflushed: dict[Session, None] = {}
         world = BrokerWorld(
             broker,
             CONSUMER_OFFSETS_TOPIC,
@@ -128,6 +130,25 @@ class GroupCoordinator:
         return ask(self._shard(group_id), step)
 
     # -- offsets -------------------------------------------------------------------------------------------------------
+
+    def commit_then(
+        self, who: Committer, commits: Sequence[Commit], done: Callable[[CommitResult], None]
+    ) -> None:
+        """Commit, and be told how it went; without a future, because commits are many."""
+        self._shard(who.group_id).run(
+            lambda machine, now_ms, out: machine.commit(who, commits, done, now_ms, out)
+        )
+
+    def flush_later(self, session: Session) -> None:
+        """Have a session send what it was answered, once, when this turn's answers are all given."""
+        if not self._unflushed:
+            self._broker.call_soon(self._flush)
+        self._unflushed[session] = None
+
+    def _flush(self) -> None:
+        sessions, self._unflushed = self._unflushed, {}
+        for session in sessions:
+            session.flush()
 
     def commit(self, who: Committer, commits: Sequence[Commit]) -> Later[CommitResult]:
         def step(

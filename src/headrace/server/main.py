@@ -95,7 +95,11 @@ HANDLERS: dict[Api, Handler] = {
     **quorum.HANDLERS,
 }
 WILDCARDS = ("", "0.0.0.0", "::")
-DIRECT: dict[Api, DirectHandler] = {Api.PRODUCE: handle_produce, Api.FETCH: handle_fetch}
+DIRECT: dict[Api, DirectHandler] = {
+    Api.PRODUCE: handle_produce,
+    Api.FETCH: handle_fetch,
+    **group_offsets.DIRECT,
+}
 
 LEAVE_TIMEOUT_S = 5.0
 HEADLESS_S = 0.5

@@ -74,6 +74,18 @@ class Exchange:
         self.size = size + len(first)
         self._finish()
 
+    def reply_unsent(self, body: bytes) -> "Session":
+        """Answer without sending: whoever answers many at once has each session send once, with its `flush`."""
+        assert not self.done, "a request is answered once"
+        context = self.context
+        head = encode_response_header(context.api, context.version, context.correlation_id)
+        first = _SIZE.pack(len(body) + len(head)) + head
+        self.parts = [first + body]
+        self.size = len(body) + len(first)
+        self.done = True
+        self.on_gone = None
+        return self._session
+
     def reply_nothing(self) -> None:
         """Be done without an answer, as a produce with acks=0 is."""
         self._finish()

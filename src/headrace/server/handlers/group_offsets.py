@@ -21,9 +21,11 @@ from headrace.coordinators.records import OffsetValue
 from headrace.security.authorizer import Operation, ResourceType
 from headrace.server.broker import Broker
 from headrace.server.context import RequestContext
-from headrace.server.router import Body, Handler
+from headrace.server.router import Body, DirectHandler, Handler
+from headrace.server.session import Exchange
 from headrace.wire.apis import Api
 from headrace.wire.messages import Message
+from headrace.wire.offset_commit import TopicKey, read_offset_commit, write_offset_commit_reply
 
 GROUPS_FROM = 8
 TOPIC_IDS_FROM = 10
@@ -35,22 +37,60 @@ STRING_BYTES_MAX = 32_767
 # -- commit ------------------------------------------------------------------------------------------------------------
 
 
-def handle_offset_commit(broker: Broker, context: RequestContext, request: Message) -> Body | Awaitable[Body]:
-    """Store how far a group has read."""
-    return commit_offsets(
-        broker,
-        context,
-        request,
-        Committer(
-            request.group_id,
-            request.member_id,
-            request.group_instance_id,
-            request.generation_id_or_member_epoch,
-            request.retention_time_ms,
-            context.version,
-        ),
-        by_id=context.version >= TOPIC_IDS_FROM,
+def handle_offset_commit(broker: Broker, exchange: Exchange, frame: memoryview, body: int) -> None:
+    """Store how far a group has read. By hand from frame to reply: consumers send little else so often."""
+    context = exchange.context
+    version = context.version
+    request = read_offset_commit(version, bytes(frame[body:]), 0)
+    refusal = _refusal(context, request.group_id)
+    image = broker.image
+    answers: list[tuple[TopicKey, list[tuple[int, int]]]] = []
+    commits: list[Commit] = []
+    places: list[tuple[list[tuple[int, int]], int]] = []
+    for key, wanted in request.topics:
+        found = image.topic_by_id(key) if isinstance(key, bytes) else image.topics.get(key)
+        error = refusal or _named_error(context, found, key)
+        results: list[tuple[int, int]] = []
+        answers.append((key, results))
+        for index, offset, leader_epoch, metadata in wanted:
+            if error is ErrorCode.NONE and found is not None and 0 <= index < len(found.partitions):
+                commits.append(Commit(found.name, index, offset, leader_epoch, metadata))
+                places.append((results, len(results)))
+                results.append((index, ErrorCode.NONE))
+            else:
+                results.append((index, error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+
+    def answer(told: CommitResult) -> None:
+        for (results, at), (_, index, code) in zip(places, told, strict=True):
+            if code is not ErrorCode.NONE:
+                results[at] = index, code
+        reply = write_offset_commit_reply(version, context.throttle_ms, answers)
+        broker.groups.flush_later(exchange.reply_unsent(reply))
+
+    if not commits:
+        answer([])
+        return
+    who = Committer(
+        request.group_id,
+        request.member_id,
+        request.instance_id,
+        request.generation,
+        request.retention_ms,
+        version,
     )
+    try:
+        broker.groups.commit_then(who, commits, answer)
+    except KafkaError as refused:
+        answer([(each.topic, each.partition, refused.code) for each in commits])
+
+
+def _named_error(context: RequestContext, found: TopicImage | None, key: TopicKey) -> ErrorCode:
+    if isinstance(key, bytes) and found is None:
+        return ErrorCode.UNKNOWN_TOPIC_ID
+    name = found.name if found is not None else str(key)
+    if not context.authorize(Operation.READ, ResourceType.TOPIC, name):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return ErrorCode.NONE if found is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def commit_offsets(
@@ -318,7 +358,7 @@ def _deleted(topic: Message, results: Mapping[tuple[str, int], ErrorCode]) -> It
 
 
 HANDLERS: dict[Api, Handler] = {
-    Api.OFFSET_COMMIT: handle_offset_commit,
     Api.OFFSET_FETCH: handle_offset_fetch,
     Api.OFFSET_DELETE: handle_offset_delete,
 }
+DIRECT: dict[Api, DirectHandler] = {Api.OFFSET_COMMIT: handle_offset_commit}
