@@ -164,6 +164,24 @@ def test_a_static_member_restarts_without_a_rebalance(quick: Broker, family: typ
             assert other.held == others
 
 
+def test_a_group_changes_its_protocol_member_by_member_and_back(quick: Broker) -> None:
+    topic, group = topic_with(quick.bootstrap, 40), new_group()
+
+    def share(*members: Member) -> bool:
+        held = [index for member in members for index in member.held]
+        return sorted(held) == sorted(ALL) and all(member.held for member in members)
+
+    first = Confluent(quick.bootstrap, group, topic)
+    with first:
+        wait_until(lambda: first.held == ALL, "a classic member holds all", first)
+        second = ConfluentConsumer(quick.bootstrap, group, topic)
+        with second:
+            wait_until(lambda: share(first, second), "both protocols share", first, second)
+        wait_until(lambda: first.held == ALL, "the classic member holds all again", first)
+    wait_until(lambda: len(set(first.seen + second.seen)) == 40, "every record is read", first, second)
+    assert committed(quick.bootstrap, group, topic) == [10] * PARTITIONS
+
+
 @BOTH
 def test_the_admin_sees_groups_and_deletes_them(quick: Broker, family: type[Member]) -> None:
     from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
