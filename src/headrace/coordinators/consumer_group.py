@@ -44,6 +44,8 @@ WRITE_BYTES_MAX: Final = 500_000
 """How much of a step is stored in one write; more is several, in an order in which each leaves a sound group."""
 GROUP_RESOURCE: Final = 32
 DEFAULT_ASSIGNOR: Final = "uniform"
+WAITING_MS: Final = 500
+"""How often a member reports that waits for partitions; it is given them in the reply to a heartbeat."""
 EPOCHS_FROM_COMMIT_VERSION: Final = 9
 
 
@@ -114,7 +116,7 @@ class ConsumerGroup(ConsumerState):
             "error_code": ErrorCode.NONE,
             "member_id": member.member_id,
             "member_epoch": member.epoch,
-            "heartbeat_interval_ms": self.heartbeat_interval_ms(),
+            "heartbeat_interval_ms": self._next_heartbeat_ms(member),
         }
         if request.epoch == JOIN or request.is_full or member.current.assigned != before:
             body["assignment"] = {
@@ -343,6 +345,11 @@ class ConsumerGroup(ConsumerState):
             config.group_consumer_max_heartbeat_interval_ms,
         )
         return max(min(int(given), high), low)
+
+    def _next_heartbeat_ms(self, member: ConsumerMember) -> int:
+        """When a member is to report again: soon, if it waits for what others have to give up."""
+        interval_ms = self.heartbeat_interval_ms()
+        return min(interval_ms, WAITING_MS) if member.current.state == UNRELEASED else interval_ms
 
     def _timer(self, what: str, member_id: str) -> TimerKey:
         return self.group_id, what, member_id
