@@ -10,7 +10,7 @@ help:  ## This list
 setup:  ## Build .venv; compile the record codec where a C compiler is there
 	@scripts/setup
 
-demo: setup  ## A broker, two real clients, a kill -9 in the middle, and an account of every record
+demo: setup  ## Five brokers, two real clients, a leader killed in the middle, and an account of every record
 	@$(PY) examples/demo.py
 
 chaos: setup  ## Brokers killed, paused, cut off and filled up under load, and an account: SECONDS=600 SEED=...

@@ -90,6 +90,17 @@ def test_a_topic_moves_between_brokers_and_leadership_goes_back(five: Path) -> N
     assert read == b"cargo\n"
 
 
+def test_settings_of_one_broker_are_changed_wherever_the_controller_is(five: Path) -> None:
+    bootstrap = ("-b", status(five)["bootstrap"])
+    for number in "15":
+        change = ("config", "alter", "broker", number, "--set", "log.cleaner.backoff.ms=20000")
+        assert b"altered broker" in succeeds(*change, *bootstrap)
+        described = json.loads(succeeds("config", "describe", "broker", number, "--json", *bootstrap))
+        assert {"log.cleaner.backoff.ms": "20000"}.items() <= {
+            e["name"]: e["value"] for e in described
+        }.items()
+
+
 def test_what_the_cluster_cannot_do_is_said(five: Path) -> None:
     bootstrap = ("-b", status(five)["bootstrap"])
     assert "replication factor" in fails(1, "topic", "create", "big", "-r", "6", *bootstrap).lower()

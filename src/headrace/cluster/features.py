@@ -10,6 +10,11 @@ from typing import NamedTuple
 
 from headrace.base.errors import ErrorCode, KafkaError
 
+GROUP_VERSION = "group.version"
+"""1 is the consumer group protocol of KIP-848, which is always there."""
+METADATA_VERSION = "metadata.version"
+"""What the cluster can be asked, by the number that Kafka gives its release of the same abilities: 25 is 4.0-IV3. There
+is one format of the metadata log and so one level."""
 TRANSACTION_VERSION = "transaction.version"
 
 
@@ -21,7 +26,11 @@ class Feature(NamedTuple):
     default: int
 
 
-FEATURES: Mapping[str, Feature] = {TRANSACTION_VERSION: Feature(0, 2, 2)}
+FEATURES: Mapping[str, Feature] = {
+    GROUP_VERSION: Feature(1, 1, 1),
+    METADATA_VERSION: Feature(25, 25, 25),
+    TRANSACTION_VERSION: Feature(0, 2, 2),
+}
 
 
 def level(kept: Mapping[str, int], name: str) -> int:

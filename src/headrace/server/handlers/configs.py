@@ -173,7 +173,7 @@ async def _alter(
     for index, change in enumerate(wanted):
         try:
             _authorize(context, Operation.ALTER_CONFIGS, change.type, change.name)
-            if change.type == Resource.BROKER and change.name:
+            if change.type == Resource.BROKER and change.name and not _is_registered(broker, change.name):
                 _check_node(change.name, broker.node_id, "expected {}, but", "Node id")
         except KafkaError as error:
             refused[index] = error
@@ -198,6 +198,11 @@ async def _alter(
         for index, change in enumerate(wanted)
     ]
     return {"throttle_time_ms": context.throttle_ms, "responses": [_altered(answer) for answer in answers]}
+
+
+def _is_registered(broker: Broker, name: str) -> bool:
+    """Settings of a broker are asked of that broker, and decided by the active controller for all of them."""
+    return name.isascii() and name.isdigit() and int(name) in broker.image.brokers
 
 
 def _altered(answer: Altered) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from headrace.wire.fetch import (
 )
 
 WAITED_FOR = (ErrorCode.NONE, ErrorCode.OFFSET_NOT_AVAILABLE)
+DEBUGGING_CONSUMER = -2  # a reader that compares replicas, and asks each of them
 BULK_BYTES = 256 * 1024  # a reply of this much is one to a reader that is catching up
 
 
@@ -151,7 +152,8 @@ class _Fetch:
             name = known.name
         if not self._exchange.context.authorize(Operation.READ, ResourceType.TOPIC, name):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        return broker.replica(name, index) if self._request.rack_id else broker.partition(name, index)
+        anywhere = bool(self._request.rack_id) or self._request.replica_id == DEBUGGING_CONSUMER
+        return broker.replica(name, index) if anywhere else broker.partition(name, index)
 
     def _elsewhere(self, partition: Partition, offset: int) -> FetchResult | None:
         """Where a consumer that says its rack is sent to, or told to wait; None when it reads here."""
