@@ -68,6 +68,7 @@ class Writer:
         self.partitions, self.rate = partitions, rate
         self.history, self.notes = history, notes
         self.session = 0
+        self.begun_s, self.total = 0.0, 0
         self.last_ack_s: dict[int, float] = {}
         self.gap_s: dict[int, float] = {}
         self.stopping = threading.Event()
@@ -78,24 +79,29 @@ class Writer:
         self.thread.join(FLUSH_S + 30)
 
     def _run(self) -> None:
-        begun_s, total = time.monotonic(), 0
+        self.begun_s, self.total = time.monotonic(), 0
         while not self.stopping.is_set():
             self.session += 1
-            producer = self._producer()
             writer = f"{self.name}.{self.session}"
-            number = 0
-            while not self.stopping.is_set():
-                due_s = begun_s + total / self.rate
-                wait_s = due_s - time.monotonic()
-                producer.poll(max(0.0, min(wait_s, 0.1)))
-                if wait_s > 0.1:
-                    continue
-                if not self._send(producer, Record(writer, number)):
-                    break
-                number, total = number + 1, total + 1
-            left = producer.flush(FLUSH_S if self.stopping.is_set() else 5.0)
+            producer = self._producer()
+            try:
+                self._write(producer, writer)
+                left = producer.flush(FLUSH_S)
+            except KafkaException as error:
+                self.notes.add(f"producer gave up: {error.args[0].name()}: {error.args[0].str()}")
+                left = len(producer)
             if left:
                 self.notes.add(f"{writer}: {left} records without an answer when its session ended")
+
+    def _write(self, producer: Producer, writer: str) -> None:
+        """One session: until told to stop. KafkaException when the producer can do no more."""
+        number = 0
+        while not self.stopping.is_set():
+            wait_s = self.begun_s + self.total / self.rate - time.monotonic()
+            producer.poll(max(0.0, min(wait_s, 0.1)))
+            if wait_s <= 0.1:
+                self._send(producer, Record(writer, number))
+                number, self.total = number + 1, self.total + 1
 
     def _producer(self) -> Producer:
         return Producer(
@@ -113,8 +119,7 @@ class Writer:
             }
         )
 
-    def _send(self, producer: Producer, record: Record) -> bool:
-        """Whether the session can go on."""
+    def _send(self, producer: Producer, record: Record) -> None:
         partition = record.number % self.partitions
         self.history.sent[record] = partition
         try:
@@ -124,15 +129,12 @@ class Writer:
                 partition=partition,
                 on_delivery=lambda e, m: self._told(record, e, m),
             )
-            return True
         except BufferError:
             self.history.failed[record] = "not sent: the queue is full"
             producer.poll(0.2)
-            return True
         except KafkaException as error:
             self.history.failed[record] = str(error)
-            self.notes.add(f"producer gave up: {error.args[0].name()}: {error.args[0].str()}")
-            return False
+            raise
 
     def _told(self, record: Record, error: KafkaError | None, message: Message) -> None:
         if error is not None:
