@@ -6,11 +6,11 @@ controller) are tried again until `default.api.timeout.ms`. Called by the comman
 """
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.client.cluster import Cluster, Node, TopicInfo
@@ -18,9 +18,17 @@ from headrace.client.config import admin_config, settings
 from headrace.client.connection import Connection
 from headrace.client.errors import ClientError, ConfigError, error_code
 from headrace.client.retry import with_retries
+from headrace.client.topics import TopicPartition
 from headrace.client.transport import Connector
 from headrace.wire.apis import Api
 from headrace.wire.messages import Message
+
+if TYPE_CHECKING:
+    from headrace.client.admin_txn import ProducerInfo, TransactionInfo, TransactionListing
+    from headrace.client.cluster_admin import ClusterInfo, Election, QuorumInfo, Reassignment
+    from headrace.client.commits import OffsetAndMetadata
+    from headrace.client.group_admin import GroupInfo, GroupLag, GroupListing
+    from headrace.client.log_admin import LogDirectory
 
 T = TypeVar("T")
 
@@ -31,6 +39,8 @@ class ResourceType(IntEnum):
     TOPIC = 2
     BROKER = 4
     BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
 
 
 class ConfigSource(IntEnum):
@@ -193,7 +203,7 @@ class Admin:
                     raise KafkaError(topic.error, f"{topic.name} has no leader yet")
             return sorted(found, key=lambda topic: topic.name)
 
-        return await self._retried(attempt)
+        return await self.retried(attempt)
 
     # -- cluster ----------------------------------------------------------------------------------------------------
 
@@ -205,7 +215,7 @@ class Admin:
             nodes = sorted(self.cluster.nodes.values())
             return self.cluster.cluster_id, self.cluster.controller_id, nodes
 
-        return await self._retried(attempt)
+        return await self.retried(attempt)
 
     # -- settings ---------------------------------------------------------------------------------------------------
 
@@ -233,7 +243,7 @@ class Admin:
             _raise_first([outcome], topic=resource.topic)
             return sorted(_entry(item) for item in result.configs)
 
-        return await self._retried(attempt)
+        return await self.retried(attempt)
 
     async def alter_configs(
         self,
@@ -263,11 +273,12 @@ class Admin:
             results = [_outcome(r.resource_name, r.error_code, r.error_message) for r in reply.responses]
             _raise_first(results, topic=resource.topic)
 
-        await self._retried(attempt)
+        await self.retried(attempt)
 
     async def _owner(self, resource: ConfigResource) -> Connection:
         """Settings of one broker are asked of that broker, others of any."""
-        if resource.type is ResourceType.TOPIC or resource.name == "":
+        of_broker = resource.type in (ResourceType.BROKER, ResourceType.BROKER_LOGGER)
+        if not of_broker or resource.name == "":
             return await self.cluster.any_connection()
         try:
             node_id = int(resource.name)
@@ -284,9 +295,172 @@ class Admin:
             )
         return await self.cluster.connection(node_id)
 
+    # -- groups, logs, brokers, transactions: each kind in a module of its own, loaded when it is needed -------------
+
+    async def list_groups(
+        self, *, states: Sequence[str] = (), types: Sequence[str] = ()
+    ) -> "list[GroupListing]":
+        """All groups, by name, or those in these states and of these types."""
+        from headrace.client.group_admin import list_groups
+
+        return await list_groups(self, states=states, types=types)
+
+    async def describe_group(self, group_id: str) -> "GroupInfo":
+        """One group with its members."""
+        from headrace.client.group_admin import describe_group
+
+        return await describe_group(self, group_id)
+
+    async def delete_groups(self, group_ids: Sequence[str]) -> list[Outcome]:
+        """Delete groups that have no members."""
+        from headrace.client.group_admin import delete_groups
+
+        return await delete_groups(self, group_ids)
+
+    async def group_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition] | None = None
+    ) -> "dict[TopicPartition, OffsetAndMetadata]":
+        """What a group has committed."""
+        from headrace.client.group_admin import group_offsets
+
+        return await group_offsets(self, group_id, partitions)
+
+    async def group_lag(self, group_id: str) -> "dict[TopicPartition, GroupLag]":
+        """How far a group is behind, by partition."""
+        from headrace.client.group_admin import group_lag
+
+        return await group_lag(self, group_id)
+
+    async def alter_group_offsets(
+        self, group_id: str, offsets: "Mapping[TopicPartition, OffsetAndMetadata | int]"
+    ) -> None:
+        """Set the offsets of a group that has no members."""
+        from headrace.client.group_admin import alter_group_offsets
+
+        await alter_group_offsets(self, group_id, offsets)
+
+    async def delete_group_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition]
+    ) -> "dict[TopicPartition, KafkaError | None]":
+        """Forget offsets of a group; None is done."""
+        from headrace.client.group_admin import delete_group_offsets
+
+        return await delete_group_offsets(self, group_id, partitions)
+
+    async def remove_members(self, group_id: str, instance_ids: Sequence[str]) -> list[Outcome]:
+        """Remove static members from a classic group."""
+        from headrace.client.group_admin import remove_members
+
+        return await remove_members(self, group_id, instance_ids)
+
+    async def delete_records(
+        self, before: Mapping[TopicPartition, int]
+    ) -> "dict[TopicPartition, int | KafkaError]":
+        """Drop records before an offset (-1: all); the new first offset, or why not."""
+        from headrace.client.log_admin import delete_records
+
+        return await delete_records(self, before)
+
+    async def describe_log_dirs(
+        self, brokers: Iterable[int] | None = None
+    ) -> "dict[int, list[LogDirectory]]":
+        """The data directories of brokers."""
+        from headrace.client.log_admin import describe_log_dirs
+
+        return await describe_log_dirs(self, brokers)
+
+    async def list_config_resources(self, kinds: Iterable[ResourceType] = ()) -> list[ConfigResource]:
+        """The resources that have settings of their own."""
+        from headrace.client.log_admin import list_config_resources
+
+        return await list_config_resources(self, kinds)
+
+    async def describe_features(self) -> dict[str, int]:
+        """The finalized features and their levels."""
+        from headrace.client.log_admin import describe_features
+
+        return await describe_features(self)
+
+    async def update_features(self, levels: Mapping[str, int], *, validate_only: bool = False) -> None:
+        """Raise the levels of features, or only check that they could be raised."""
+        from headrace.client.log_admin import update_features
+
+        await update_features(self, levels, validate_only=validate_only)
+
+    async def describe_brokers(self) -> "ClusterInfo":
+        """The registered brokers, fenced ones too."""
+        from headrace.client.cluster_admin import describe_brokers
+
+        return await describe_brokers(self)
+
+    async def describe_quorum(self) -> "QuorumInfo":
+        """Leader, voters and observers of the metadata log."""
+        from headrace.client.cluster_admin import describe_quorum
+
+        return await describe_quorum(self)
+
+    async def alter_reassignments(
+        self, wanted: "Mapping[TopicPartition, tuple[int, ...] | None]"
+    ) -> "dict[TopicPartition, KafkaError | None]":
+        """Move partitions to these replicas; None as replicas ends a move."""
+        from headrace.client.cluster_admin import alter_reassignments
+
+        return await alter_reassignments(self, wanted)
+
+    async def list_reassignments(self) -> "dict[TopicPartition, Reassignment]":
+        """Every partition that is being moved."""
+        from headrace.client.cluster_admin import list_reassignments
+
+        return await list_reassignments(self)
+
+    async def elect_leaders(
+        self, kind: "Election", partitions: Iterable[TopicPartition] | None = None
+    ) -> "dict[TopicPartition, KafkaError | None]":
+        """Elect leaders of these partitions, or of all."""
+        from headrace.client.cluster_admin import elect_leaders
+
+        return await elect_leaders(self, kind, partitions)
+
+    async def unregister_broker(self, node_id: int) -> None:
+        """Make the cluster forget a broker."""
+        from headrace.client.cluster_admin import unregister_broker
+
+        await unregister_broker(self, node_id)
+
+    async def list_transactions(self, states: Sequence[str] = ()) -> "list[TransactionListing]":
+        """Transactional ids of the cluster, or those in these states."""
+        from headrace.client.admin_txn import list_transactions
+
+        return await list_transactions(self, states)
+
+    async def describe_transaction(self, transactional_id: str) -> "TransactionInfo":
+        """One transactional id."""
+        from headrace.client.admin_txn import describe_transaction
+
+        return await describe_transaction(self, transactional_id)
+
+    async def abort_transaction(self, transactional_id: str) -> None:
+        """Shut the producer of an id out and abort what it has open."""
+        from headrace.client.admin_txn import abort_transaction
+
+        await abort_transaction(self, transactional_id)
+
+    async def describe_producers(self, where: TopicPartition) -> "list[ProducerInfo]":
+        """The producers of a partition."""
+        from headrace.client.admin_txn import describe_producers
+
+        return await describe_producers(self, where)
+
+    async def abort_hanging(self, where: TopicPartition, start_offset: int) -> int:
+        """Abort the transaction that began at an offset; its producer's id."""
+        from headrace.client.admin_txn import abort_hanging
+
+        return await abort_hanging(self, where, start_offset)
+
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """The result of `attempt`, tried again while that may help, for `default.api.timeout.ms`."""
         return await with_retries(self.cluster, self.config.default_api_timeout_ms, attempt)
 
     async def _controller_call(self, api: Api, body: Mapping[str, Any], codes: Any) -> Message:
@@ -297,7 +471,7 @@ class Admin:
                 raise KafkaError(ErrorCode.NOT_CONTROLLER, "the controller has moved")
             return reply
 
-        return await self._retried(attempt)
+        return await self.retried(attempt)
 
 
 def _outcome(name: str, code: int, message: str | None) -> Outcome:
