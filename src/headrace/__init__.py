@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headrace.client.admin import NewTopic as NewTopic
     from headrace.client.commits import OffsetAndMetadata as OffsetAndMetadata
     from headrace.client.consumer import Consumer as Consumer
+    from headrace.client.error_policy import DeadLetter as DeadLetter
     from headrace.client.fetched import ConsumerRecord as ConsumerRecord
     from headrace.client.group import RebalanceListener as RebalanceListener
     from headrace.client.producer import Producer as Producer
@@ -26,6 +27,7 @@ _HOME = {
     "Admin": "client.admin",
     "Consumer": "client.consumer",
     "ConsumerRecord": "client.fetched",
+    "DeadLetter": "client.error_policy",
     "Delivery": "records.codec",
     "ErrorCode": "base.errors",
     "KafkaError": "base.errors",
