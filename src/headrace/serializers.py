@@ -1,8 +1,8 @@
 """Formats of keys and values, to be given to producers and consumers.
 
-    from headrace.serializers import Avro, Json
+from headrace.serializers import Avro, Json
 
-    Producer(bootstrap_servers="127.0.0.1:9092", value_serializer=Json(Order))
+Producer(bootstrap_servers="127.0.0.1:9092", value_serializer=Json(Order))
 """
 
 from headrace.client.framing import SchemaIds

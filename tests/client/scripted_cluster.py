@@ -159,6 +159,7 @@ class ScriptedCluster:
         self.in_flight_max = 0
         self.produce_requests = 0
         self.delay_s = 0.001
+        self.produce_delays_s: dict[int, float] = {}  # of brokers that answer produce requests more slowly
 
     @property
     def bootstrap(self) -> str:
@@ -258,7 +259,8 @@ class ScriptedCluster:
             stream.stuck = True  # answers leave in order, so nothing behind it is answered either
         elif request.acks != 0:
             body = {"responses": [{"name": TOPIC, "topic_id": TOPIC_ID, "partition_responses": results}]}
-            self._reply(stream, head, body, 0.5 if fate is Fate.SLOW else self.delay_s)
+            delay_s = self.produce_delays_s.get(stream.node, self.delay_s)
+            self._reply(stream, head, body, 0.5 if fate is Fate.SLOW else delay_s)
 
     def _move_leader(self, at: int) -> None:
         self.leaders[at] = self.nodes[(self.nodes.index(self.leaders[at]) + 1) % len(self.nodes)]

@@ -93,17 +93,30 @@ def cooperative_sticky_assign(
 
 
 def _balance(out: Assignment, takers: Mapping[str, list[str]], place: Mapping[str, int]) -> None:
-    """Move partitions from members that have more to such that have at least two fewer and may take them."""
-    moved = True
-    while moved:  # every move lowers the sum of squares, so this ends
-        moved = False
-        for giver in sorted(out, key=lambda m: (-len(out[m]), place[m])):
-            for partition in sorted(out[giver], reverse=True):
-                member = min(takers[partition.topic], key=lambda m: (len(out[m]), place[m]))
-                if len(out[member]) + 1 < len(out[giver]):
-                    out[giver].discard(partition)
-                    out[member].add(partition)
-                    moved = True
+    """Move partitions, one at a time, from who has most to who has least, while that is two fewer or more."""
+    while (
+        move := _next_move(out, takers, place)
+    ) is not None:  # each lowers the sum of squares, so this ends
+        giver, taker, topic = move
+        partition = max(partition for partition in out[giver] if partition.topic == topic)
+        out[giver].discard(partition)
+        out[taker].add(partition)
+
+
+def _next_move(
+    out: Assignment, takers: Mapping[str, list[str]], place: Mapping[str, int]
+) -> tuple[str, str, str] | None:
+    for giver in sorted(out, key=lambda m: (-len(out[m]), place[m])):
+        offers = [
+            (len(out[taker]), place[taker], taker, topic)
+            for topic in sorted({partition.topic for partition in out[giver]})
+            for taker in [min(takers[topic], key=lambda m: (len(out[m]), place[m]))]
+        ]
+        if offers:
+            size, _, taker, topic = min(offers)
+            if size + 1 < len(out[giver]):
+                return giver, taker, topic
+    return None
 
 
 def _owners(members: Members) -> dict[TopicPartition, str]:

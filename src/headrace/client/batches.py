@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from headrace.base.errors import KafkaError
+from headrace.client.errors import SerializationFailed
 from headrace.client.topics import TopicPartition
 from headrace.records.batch import NO_SEQUENCE
 from headrace.records.builder import close_batch
@@ -34,6 +35,18 @@ class ProducerId(NamedTuple):
 
 
 NO_PRODUCER = ProducerId(-1, -1)
+
+
+def as_bytes(name: str, value: Any) -> bytes | None:
+    """A key or value as bytes. Raises SerializationFailed when it is something else."""
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise SerializationFailed(
+        f"the {name} is {type(value).__name__}, not bytes",
+        f"encode it, or give the producer a {name}_serializer",
+    )
 
 
 def size_upper_bound(key: bytes | None, value: bytes | None, headers: Headers) -> int:

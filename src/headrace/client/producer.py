@@ -20,7 +20,7 @@ from typing import Any, Self
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
 from headrace.client.accumulator import Accumulator
-from headrace.client.batches import Batch, Headers, ProducerId, size_upper_bound
+from headrace.client.batches import Batch, Headers, ProducerId, as_bytes, size_upper_bound
 from headrace.client.cluster import Cluster, TopicInfo
 from headrace.client.config import producer_config, settings
 from headrace.client.errors import BufferFull, ClientError, Closed, ConfigError, RecordTooLarge
@@ -56,7 +56,7 @@ class Producer:
         self,
         config: Mapping[str, object] | None = None,
         *,
-        partitioner: Spreader | PerRecord | None = None,
+        partitioner: "Spreader | PerRecord | str | None" = None,
         key_serializer: "Format | Serializer | str | None" = None,
         value_serializer: "Format | Serializer | str | None" = None,
         interceptors: Sequence[ProducerInterceptor] = (),
@@ -65,6 +65,8 @@ class Producer:
         random_source: random.Random | None = None,
         **keywords: object,
     ) -> None:
+        if isinstance(partitioner, str):
+            keywords["partitioner"], partitioner = partitioner, None
         self.config = producer_config(settings(config, keywords))
         self.cluster = Cluster(self.config, connector=connector, random_source=random_source)
         self.cluster.on_partitions_changed = self._partitions_changed
@@ -157,6 +159,7 @@ class Producer:
         timestamp_ms: int | None,
     ) -> Delivery:
         self._check_can_send()
+        key, value = as_bytes("key", key), as_bytes("value", value)
         info = await self._known(topic)
         size_bytes = size_upper_bound(key, value, headers)
         if size_bytes + HEADER_SIZE > self.config.max_request_size:
@@ -167,7 +170,7 @@ class Producer:
         by_key = self._spreader is not None and self._spreader.by_key
         route = self._accumulator.route(topic, len(info.partitions), by_key)
         if partition is None:
-            partition = self._place(info, route, key, value)
+            partition = self._place(info, route, key, value, size_bytes)
         elif partition not in info.partitions:
             await self._require_partition(topic, partition)
         accumulator = self._accumulator
@@ -190,7 +193,9 @@ class Producer:
         if self._transactions is not None:
             self._transactions.check_can_send()
 
-    def _place(self, info: TopicInfo, route: Route, key: bytes | None, value: bytes | None) -> int:
+    def _place(
+        self, info: TopicInfo, route: Route, key: bytes | None, value: bytes | None, size_bytes: int
+    ) -> int:
         """The partition of a record that names none."""
         if self._per_record is not None:
             chosen = self._per_record(info, key, value)
@@ -204,10 +209,15 @@ class Producer:
             return chosen
         assert self._spreader is not None
         if key is not None and self._spreader.by_key:
-            return key_partition(bytes(key), route.partition_count)
+            return key_partition(key, route.partition_count)
         previous = route.sticky
+        if 0 <= previous < route.partition_count and route.open_batches[previous] is None:
+            # Its batch has left before it was full: the partition has not had its share yet.
+            route.sticky_left -= size_bytes
+            if route.sticky_left > 0:
+                return previous
         chosen = self._spreader.choose(info, previous)
-        route.stick(chosen, self.config.batch_size)
+        route.stick(chosen, self.config.batch_size - size_bytes)
         return chosen
 
     async def send_records(

@@ -277,13 +277,13 @@ class SendPath:
         route = self.routes.get(topic)
         if route is None or self.shut:
             return None
+        if (key is not None and type(key) is not bytes) or (value is not None and type(value) is not bytes):
+            return None
         place = -1
         sticky = False
         if partition is not None:
             place = partition
         elif key is not None and route.by_key:
-            if type(key) is not bytes:
-                return None
             place = key_partition(key, route.partition_count)
         else:
             place = route.sticky
