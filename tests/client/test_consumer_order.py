@@ -130,7 +130,7 @@ def test_what_is_fetched_ahead_is_bounded() -> None:
             held_max = 0
             for _ in range(100):
                 await consumer.poll(1_000, 1)
-                held_max = max(held_max, consumer._fetcher._held_bytes())
+                held_max = max(held_max, consumer._fetcher.held_bytes())
             # The bound, and one answer that was on its way when it was reached.
             assert held_max <= 2_000 + 4 * 600
 

@@ -15,9 +15,9 @@ import asyncio
 import random
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Literal, NamedTuple, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
@@ -26,7 +26,7 @@ from headrace.client.commits import OffsetAndMetadata
 from headrace.client.config import consumer_config, settings
 from headrace.client.error_policy import OnError, error_handler
 from headrace.client.errors import ClientError, ConfigError, NotInGroup
-from headrace.client.fetched import ConsumerRecord
+from headrace.client.fetched import Chunk, ConsumerRecord
 from headrace.client.fetcher import Fetcher
 from headrace.client.group import Group, RebalanceListener
 from headrace.client.incoming import Incoming
@@ -78,6 +78,7 @@ class Consumer(Reading):
     ) -> None:
         values = _with_delivery(settings(config, keywords), delivery)
         self.config = consumer_config(values)
+        self._values = values
         self.delivery = delivery
         self.cluster = Cluster(self.config, connector=connector, random_source=random_source)
         self._fetcher = Fetcher(self.config, self.cluster)
@@ -355,6 +356,45 @@ class Consumer(Reading):
         while not self._ready:
             self._ready.extend(await self.poll(self.config.default_api_timeout_ms))
         return self._ready.popleft()
+
+    # -- columns ----------------------------------------------------------------------------------------------------
+
+    async def poll_arrow(self, timeout_ms: float = 0, columns: Sequence[str] | None = None) -> Any:
+        """What `poll` would give, as an Arrow table (`.to_pandas()` and `polars.from_arrow` follow). Needs pyarrow."""
+        from headrace.client.arrow import DEFAULT_COLUMNS
+        from headrace.client.columnar import poll_table
+
+        return await poll_table(self, timeout_ms, columns or DEFAULT_COLUMNS)
+
+    async def read_range(
+        self,
+        topic: str,
+        partition: int,
+        start: int | None = None,
+        end: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Any:
+        """The records of [start, end) as an Arrow table, beside whatever this consumer reads. Needs pyarrow."""
+        from headrace.client.arrow import DEFAULT_COLUMNS
+        from headrace.client.arrow_read import ArrowReader
+
+        reader = ArrowReader(self._values, cluster=self.cluster)
+        return await reader.table(topic, partition, start, end, columns or DEFAULT_COLUMNS)
+
+    async def poll_chunks(self, deadline_s: float) -> list[Chunk]:
+        """What was fetched for each partition, undecoded, or what comes before the deadline."""
+        self._need_something_to_read()
+        while True:
+            await self._attend()
+            chunks = self._fetcher.take_chunks()
+            if chunks or asyncio.get_running_loop().time() >= deadline_s:
+                return chunks
+            self._fetcher.wake()
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    await self._fetcher.wait()
+            except TimeoutError:
+                pass
 
     # -- processing -------------------------------------------------------------------------------------------------
 

@@ -62,7 +62,6 @@ class Chunk:
         self._data = data
         self._check_crcs = check_crcs
         self._aborted = None if aborted is None else sorted((first, producer) for producer, first in aborted)
-        self._aborting: set[int] = set()
         self._records: Iterator[list[ConsumerRecord]] = self._batches()
         self._left: list[ConsumerRecord] = []
         self._taken = 0
@@ -82,17 +81,23 @@ class Chunk:
 
     def _batches(self) -> Iterator[list[ConsumerRecord]]:
         """The records of each batch that has any to hand out."""
+        for header, view in self.visible():
+            records = self._decode(header, view)
+            if records:
+                yield records
+
+    def visible(self) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """The batches that have records to hand out, from the next offset on."""
+        hidden = None if self._aborted is None else Aborted(self.partition, self._aborted)
         for header, view in iter_batches(self._data, check_crc=self._check_crcs):
             if header.last_offset < self.next_offset:
                 continue
             if header.is_control:
-                self._note_marker(header, view)
+                if hidden is not None:
+                    hidden.note_marker(header, view)
                 continue
-            if self._is_aborted(header):
-                continue
-            records = self._decode(header, view)
-            if records:
-                yield records
+            if hidden is None or not hidden.hides(header):
+                yield header, view
 
     def _decode(self, header: BatchHeader, view: memoryview) -> list[ConsumerRecord]:
         topic, number = self.partition
@@ -104,25 +109,31 @@ class Chunk:
                 error.code, f"{self.partition} at offset {header.base_offset}: {error.message}"
             ) from error
 
-    # -- aborted transactions ---------------------------------------------------------------------------------------
 
-    def _is_aborted(self, header: BatchHeader) -> bool:
-        if self._aborted is None or not header.is_transactional:
+class Aborted:
+    """Which batches of one fetch belong to aborted transactions."""
+
+    def __init__(self, partition: TopicPartition, aborted: Sequence[tuple[int, int]]) -> None:
+        self._partition = partition
+        self._waiting = list(aborted)  # sorted by first offset, which is a heap
+        self._open: set[int] = set()
+
+    def hides(self, header: BatchHeader) -> bool:
+        """Whether a batch is part of an aborted transaction; batches come in the order of offsets."""
+        if not header.is_transactional:
             return False
-        while self._aborted and self._aborted[0][0] <= header.last_offset:
-            _, producer_id = heapq.heappop(self._aborted)
-            self._aborting.add(producer_id)
-        return header.producer_id in self._aborting
+        while self._waiting and self._waiting[0][0] <= header.last_offset:
+            _, producer_id = heapq.heappop(self._waiting)
+            self._open.add(producer_id)
+        return header.producer_id in self._open
 
-    def _note_marker(self, header: BatchHeader, view: memoryview) -> None:
+    def note_marker(self, header: BatchHeader, view: memoryview) -> None:
         """An abort marker ends what its producer had open; later batches of it are another transaction's."""
-        if self._aborted is None:
-            return
         for record in iter_records(view):
             key = record.key
             if key is None or len(key) < 4:
                 raise KafkaError(
-                    ErrorCode.CORRUPT_MESSAGE, f"{self.partition}: a control record without its type"
+                    ErrorCode.CORRUPT_MESSAGE, f"{self._partition}: a control record without its type"
                 )
             if int.from_bytes(key[2:4], "big", signed=True) == CONTROL_ABORT:
-                self._aborting.discard(header.producer_id)
+                self._open.discard(header.producer_id)

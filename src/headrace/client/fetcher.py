@@ -139,6 +139,20 @@ class Fetcher:
         self.counters.records_handed_out += len(out)
         return out
 
+    def take_chunks(self) -> list[Chunk]:
+        """All that was fetched and may be handed out, undecoded. Raises as `take` does."""
+        out: list[Chunk] = []
+        for state in self.assigned.values():
+            while state.chunks and not state.paused:
+                chunk = state.chunks.popleft()
+                state.position = chunk.end_offset
+                out.append(chunk)
+        if out:
+            self.wake()
+        elif self.errors:
+            raise self.errors.popleft()
+        return out
+
     def _take_from(self, state: Assigned, count_max: int, out: list[ConsumerRecord]) -> None:
         while state.chunks and len(out) < count_max:
             chunk = state.chunks[0]

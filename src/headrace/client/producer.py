@@ -258,6 +258,27 @@ class Producer:
         await asyncio.sleep(0)
         return delivery
 
+    async def send_arrow(
+        self,
+        topic: str,
+        table: Any,
+        *,
+        key: str | None = "key",
+        value: str | None = "value",
+        headers: str | None = "headers",
+        timestamp: str | None = "timestamp",
+        partition: str = "partition",
+    ) -> list[Delivery]:
+        """Send the rows of an Arrow table; a promise for each batch they were put into. Needs pyarrow.
+
+        The arguments name the columns; those that the table lacks are null, and without a partition column rows go
+        to the partition of their key. Raises KafkaError as `send` does.
+        """
+        from headrace.client.columnar import send_table
+
+        names = {"key": key, "value": value, "headers": headers, "timestamp": timestamp}
+        return await send_table(self, topic, table, {**names, "partition": partition})
+
     # -- transactions -----------------------------------------------------------------------------------------------
 
     def transaction(self) -> Transaction:

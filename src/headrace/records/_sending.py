@@ -184,7 +184,7 @@ class RecordBuffer:
         self.record_count = count
         self.base_timestamp = base_timestamp
         self.max_timestamp = max_timestamp
-        self.times.append((0, max_timestamp))
+        self.times.append((0, base_timestamp))
 
     def timestamp_at(self, place: int) -> int:
         """The timestamp of one of its records."""

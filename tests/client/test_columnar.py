@@ -1,0 +1,64 @@
+"""Tables go through the ordinary clients: what is sent as a table is read as records, and the reverse."""
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace import Consumer, KafkaError, Producer, TopicPartition
+from headrace.client.partitioner import key_partition
+
+
+def test_tables_and_records_are_the_same_thing(
+    cluster_bootstrap: str, new_topic: Callable[..., str], run: Callable[..., Any]
+) -> None:
+    topic = new_topic(partitions=3)
+    keys = [b"%d" % (number % 50) for number in range(5_000)]
+    values = [None if number % 7 == 0 else b"v%d" % number for number in range(5_000)]
+    table = pa.table({"key": keys, "value": pa.array(values, pa.binary())})
+    group = f"group-{uuid.uuid4().hex[:12]}"
+    config = {
+        "bootstrap.servers": cluster_bootstrap,
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+    }
+
+    async def body() -> None:
+        async with Producer(bootstrap_servers=cluster_bootstrap) as producer:
+            deliveries = await producer.send_arrow(topic, table)
+            for delivery in deliveries:
+                assert (await delivery).offset >= 0
+            await (await producer.send(topic, b"last", key=b"0"))
+        async with Consumer(config) as consumer:
+            consumer.subscribe([topic])
+            found: list[Any] = []
+            while len(found) < 5_001:
+                found += await consumer.poll(1_000)
+        by_partition: dict[int, list[tuple[Any, Any]]] = {0: [], 1: [], 2: []}
+        for key, value in [*zip(keys, values), (b"0", b"last")]:
+            by_partition[key_partition(key, 3)].append((key, value))
+        for number, expected in by_partition.items():
+            assert [(r.key, r.value) for r in found if r.partition == number] == expected
+        async with Consumer(config) as consumer:
+            consumer.subscribe([topic])
+            tables: list[Any] = []
+            while sum(one.num_rows for one in tables) < 5_001:
+                tables.append(await consumer.poll_arrow(1_000))
+            rows = pa.concat_tables(tables).to_pylist()
+            read = {(r["partition"], r["offset"]): (r["key"], r["value"]) for r in rows}
+            assert read == {(r.partition, r.offset): (r.key, r.value) for r in found}
+            end = await consumer.position(TopicPartition(topic, 0))
+            assert end == len(by_partition[0])
+            some = await consumer.read_range(topic, 0, 2, 5, ["offset", "value"])
+            assert some["offset"].to_pylist() == [2, 3, 4]
+            assert (await consumer.poll_arrow(0)).num_rows == 0
+        async with Consumer(config) as consumer:
+            consumer.subscribe([topic])
+            await anext(consumer)
+            with pytest.raises(KafkaError, match="still waiting"):
+                await consumer.poll_arrow(0)
+
+    run(body())
