@@ -141,10 +141,6 @@ class Accumulator:
         """Bytes of everything that is not done."""
         return self.path.held_bytes
 
-    @held_bytes.setter
-    def held_bytes(self, value: int) -> None:
-        self.path.held_bytes = value
-
     def __iter__(self) -> Iterator[Batch]:
         """Every batch that is held."""
         for queue in self.active.values():
@@ -189,7 +185,7 @@ class Accumulator:
 
     def release(self, size_bytes: int) -> None:
         """Give back the bytes of a batch that is done, and let the first in line look again."""
-        self.held_bytes -= size_bytes
+        self.path.hold(-size_bytes)
         assert self.held_bytes >= 0
         self.wake_next()
 
@@ -215,14 +211,15 @@ class Accumulator:
         """Add a record. Returns its promise and whether the sender should look (a new or a full batch)."""
         queue = self._activate(partition)
         batch = self._open.get(partition)
-        added = batch.append(timestamp_ms, key, value, headers) if batch is not None else 0
-        fresh = batch is None or added == 0
-        if batch is None or fresh:
-            batch = self._new_batch(queue, now_s)
-            added = batch.append(timestamp_ms, key, value, headers)
-            self._admit(queue, batch)
-        self.held_bytes += added
-        return Delivery(batch, batch.record_count - 1), fresh or batch.size_bytes >= self._batch_bytes
+        if batch is not None:
+            delivery = self.path.append_to(batch, timestamp_ms, key, value, headers)
+            if delivery is not None:
+                return delivery, batch.size_bytes >= self._batch_bytes
+        batch = self._new_batch(queue, now_s)
+        delivery = self.path.append_to(batch, timestamp_ms, key, value, headers)
+        assert delivery is not None, "the first record of a batch always has room"
+        self._admit(queue, batch)
+        return delivery, True
 
     def append_encoded(
         self,
@@ -237,16 +234,20 @@ class Accumulator:
         batch = self._new_batch(queue, now_s)
         batch.fill(records, count, *times_ms)
         self._admit(queue, batch)
-        self.held_bytes += batch.size_bytes - HEADER_SIZE
+        self.path.hold(batch.size_bytes - HEADER_SIZE)
         self._set_open(partition, None)
         return Delivery(batch, 0)
+
+    def close(self, batch: Batch) -> None:
+        """Let it take no more records: from here on its number of records is known."""
+        if self._open.get(batch.partition) is batch:
+            self._set_open(batch.partition, None)
 
     def take(self, queue: PartitionQueue) -> Batch:
         """The first batch of a queue, to be sent now; it takes no more records."""
         batch = queue.waiting.popleft()
         queue.in_flight.append(batch)
-        if self._open.get(queue.partition) is batch:
-            self._set_open(queue.partition, None)
+        self.close(batch)
         return batch
 
     def _activate(self, partition: TopicPartition) -> PartitionQueue:
@@ -274,7 +275,7 @@ class Accumulator:
         queue.order += 1
         queue.waiting.append(batch)
         self._set_open(queue.partition, batch)
-        self.held_bytes += HEADER_SIZE
+        self.path.hold(HEADER_SIZE)
 
     def closed(self, batch: Batch) -> bool:
         """Whether it takes no more records: it was sent before, or is full."""
@@ -310,7 +311,7 @@ class Accumulator:
                 half.assign(batch.producer, sequence)
                 sequence = advance_sequence(sequence, half.record_count)
             halves.append(half)
-        self.held_bytes += sum(half.size_bytes for half in halves) - batch.size_bytes
+        self.path.hold(sum(half.size_bytes for half in halves) - batch.size_bytes)
         for half in halves:
             queue.put_back(half)
         batch.split(halves)

@@ -215,6 +215,7 @@ class Sender:
             batch = queue.waiting[0]
             if picked and size_bytes + batch.size_bytes > self._config.max_request_size:
                 continue
+            self._accumulator.close(batch)  # before it is numbered: another thread may be adding to it
             self._identify(queue, batch)
             size_bytes += batch.size_bytes
             picked.append((queue, self._accumulator.take(queue)))

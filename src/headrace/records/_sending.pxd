@@ -22,12 +22,17 @@ cpdef int64_t murmur2(bytes data) except? -1
 cpdef Py_ssize_t key_partition(bytes key, Py_ssize_t count) except? -1
 
 
+cdef class Delivery
+
+
 cdef class RecordBuffer:
     cdef public Py_ssize_t limit_bytes
     cdef public Py_ssize_t record_count
+    cdef Py_ssize_t last_added
     cdef public int64_t base_timestamp
     cdef public int64_t max_timestamp
     cdef int64_t last_timestamp
+    cdef list time_places
     cdef list times
     cdef public Py_ssize_t size_bytes
     cdef Py_ssize_t capacity
@@ -39,6 +44,8 @@ cdef class RecordBuffer:
         count=Py_ssize_t, base=int64_t, delta=int64_t, body=Py_ssize_t, added=Py_ssize_t, pos=Py_ssize_t,
     )
     cpdef Py_ssize_t append(self, int64_t timestamp, object key, object value, object headers) except -1
+    @cython.locals(made=Delivery)
+    cpdef Delivery promise(self, int64_t timestamp, object key, object value, object headers)
     @cython.locals(room=Py_ssize_t)
     cdef int grow(self, Py_ssize_t needed) except -1
     @cython.locals(raw=uint64_t)
@@ -74,11 +81,16 @@ cdef class SendPath:
 
     @cython.locals(
         route=Route, place=Py_ssize_t, sticky=bint, size=Py_ssize_t, timestamp=int64_t, batch=RecordBuffer,
-        added=Py_ssize_t, made=Delivery,
+        made=Delivery,
     )
     cpdef object append(
         self, str topic, object value, object key, object headers, object partition, object timestamp_ms
     )
+    @cython.locals(made=Delivery)
+    cpdef Delivery append_to(
+        self, RecordBuffer batch, int64_t timestamp, object key, object value, object headers
+    )
+    cpdef hold(self, int64_t size)
 
 
 cdef bytes _as_bytes(str name, object value)

@@ -50,7 +50,6 @@ _HEADER_SIZE = 61
 _OVERHEAD_BYTES = 64
 _FIRST_BYTES = 1024
 _MILLISECOND_NS = 1000000
-_I64_MAX = 0x7FFFFFFFFFFFFFFF
 _NO_HEADERS = b"\x00"
 
 
@@ -84,16 +83,20 @@ def key_partition(key: bytes, count: int) -> int:
 class RecordBuffer:
     """The records of one batch, encoded as they come behind room for its header.
 
-    `times` holds (place, timestamp) wherever the timestamp is another one than that of the record before.
+    `time_places` and `times` hold place and timestamp wherever that is another one than the record's before. They are
+    lists of numbers, because making a tuple could set off the garbage collector, and with it other code, in the
+    middle of a record.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.record_count = 0
+        self.last_added = 0
         self.base_timestamp = -1
         self.max_timestamp = -1
         self.last_timestamp = -1
-        self.times: list[tuple[int, int]] = []
+        self.time_places: list[int] = []
+        self.times: list[int] = []
         self.size_bytes = _HEADER_SIZE
         self.capacity = 0
         self.out = bytearray()
@@ -144,9 +147,26 @@ class RecordBuffer:
             self.max_timestamp = timestamp
         if count == 0 or timestamp != self.last_timestamp:
             self.last_timestamp = timestamp
-            self.times.append((count, timestamp))
+            self.time_places.append(count)
+            self.times.append(timestamp)
         self.record_count = count + 1
+        self.last_added = added
         return added
+
+    def promise(
+        self,
+        timestamp: int,
+        key: Buffer | None,
+        value: Buffer | None,
+        headers: Iterable[Header],
+    ) -> "Delivery | None":
+        """As `append`, with the promise for the record, or None when there is no room for it."""
+        made = Delivery.__new__(Delivery)
+        if self.append(timestamp, key, value, headers) == 0:
+            return None
+        made.batch = self  # type: ignore[assignment]  # the client's batches keep promises
+        made.place = self.record_count - 1
+        return made
 
     def grow(self, needed: int) -> None:
         """Make room for so many bytes, and for as many again, up to what the batch may hold."""
@@ -184,11 +204,12 @@ class RecordBuffer:
         self.record_count = count
         self.base_timestamp = base_timestamp
         self.max_timestamp = max_timestamp
-        self.times.append((0, base_timestamp))
+        self.time_places.append(0)
+        self.times.append(base_timestamp)
 
     def timestamp_at(self, place: int) -> int:
         """The timestamp of one of its records."""
-        return self.times[bisect_right(self.times, (place, _I64_MAX)) - 1][1]
+        return self.times[bisect_right(self.time_places, place) - 1]
 
     def whole(self) -> bytearray:
         """All bytes, with room for the header before them; no record is added after this."""
@@ -302,22 +323,35 @@ class SendPath:
             timestamp //= _MILLISECOND_NS
         else:
             timestamp = timestamp_ms
-        # Made before anything is looked at, because making an object may run other code.
-        made = Delivery.__new__(Delivery)
         batch = route.open_batches[place]
         if batch is None:
             return None
-        made.batch = batch  # type: ignore[assignment]  # the client's batches are RecordBuffers that keep promises
-        made.place = batch.record_count
-        added = batch.append(timestamp, key, value, headers)
-        if added == 0:
+        made = self.append_to(batch, timestamp, key, value, headers)
+        if made is None:
             return None
-        self.held_bytes += added
         if sticky:
-            route.sticky_left -= added
+            route.sticky_left -= batch.last_added
             if route.sticky_left <= 0:
                 route.sticky = -1
         return made
+
+    def append_to(
+        self,
+        batch: RecordBuffer,
+        timestamp: int,
+        key: Buffer | None,
+        value: Buffer | None,
+        headers: Iterable[Header],
+    ) -> Delivery | None:
+        """Put a record into this batch; its promise, or None when there is no room for it."""
+        made = batch.promise(timestamp, key, value, headers)
+        if made is not None:
+            self.held_bytes += batch.last_added
+        return made
+
+    def hold(self, size: int) -> None:
+        """Count bytes that entered another way; fewer than none for bytes that left."""
+        self.held_bytes += size
 
 
 def _as_bytes(name: str, value: object) -> bytes:
