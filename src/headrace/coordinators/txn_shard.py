@@ -183,7 +183,7 @@ class TransactionShard:
         if metadata.is_busy:
             done(Ended(ErrorCode.CONCURRENT_TRANSACTIONS))
         elif not metadata.expects(expected):
-            self._refuse(metadata, ErrorCode.PRODUCER_FENCED, lambda error: done(Ended(error)), out)
+            self._confirm(metadata, ErrorCode.PRODUCER_FENCED, lambda error: done(Ended(error)), out)
         elif metadata.state is ONGOING:
             # The client comes back while the abort is under way, and gets its own epoch when that is over.
             self._fence(
@@ -211,7 +211,7 @@ class TransactionShard:
         try:
             value, last_epoch = metadata.initialized(expected, new_producer_id, timeout_ms, now_ms)
         except KafkaError as error:
-            self._refuse(metadata, error.code, lambda error: done(Ended(error)), out)
+            self._confirm(metadata, error.code, lambda error: done(Ended(error)), out)
             return
 
         def stored(error: ErrorCode, now_ms: int, out: Effects) -> None:
@@ -245,9 +245,9 @@ class TransactionShard:
         elif metadata.is_busy:
             done(ErrorCode.CONCURRENT_TRANSACTIONS)
         elif (error := metadata.knows(producer_id, epoch)) is not ErrorCode.NONE:
-            self._refuse(metadata, error, done, out)
+            self._confirm(metadata, error, done, out)
         elif metadata.state is ONGOING and added <= metadata.value.partitions:
-            done(ErrorCode.NONE)
+            self._confirm(metadata, ErrorCode.NONE, done, out)
         else:
             value = metadata.with_partitions(added, client_version, now_ms)
             self._store(metadata, value, metadata.last_epoch, lambda error, now_ms, out: done(error), out)
@@ -271,7 +271,7 @@ class TransactionShard:
         if metadata is None:
             all_are(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         elif (error := metadata.knows(producer_id, epoch)) is not ErrorCode.NONE:
-            self._refuse(metadata, error, all_are, out)
+            self._confirm(metadata, error, all_are, out)
         elif metadata.state in PREPARED:
             all_are(ErrorCode.CONCURRENT_TRANSACTIONS)
         else:
@@ -280,7 +280,7 @@ class TransactionShard:
                 missing, ErrorCode.TRANSACTION_ABORTABLE
             )
             if missing:
-                self._refuse(
+                self._confirm(
                     metadata,
                     ErrorCode.TRANSACTION_ABORTABLE,
                     lambda error: (
@@ -325,7 +325,7 @@ class TransactionShard:
                 known = told is ErrorCode.NONE
                 done(Ended(told, value.producer_id, value.producer_epoch) if known else Ended(told))
 
-            self._refuse(metadata, error, confirmed, out)
+            self._confirm(metadata, error, confirmed, out)
 
     def _decide(
         self,
@@ -483,8 +483,8 @@ class TransactionShard:
 
         out.store([(txn_key(metadata.transactional_id), txn_value(value))], stored)
 
-    def _refuse(self, metadata: TransactionMetadata, error: ErrorCode, done: Done, out: Effects) -> None:
-        """Tell what the client must not retry, once it is sure that this is still the coordinator."""
+    def _confirm(self, metadata: TransactionMetadata, error: ErrorCode, done: Done, out: Effects) -> None:
+        """Tell what is known without a change, once it is sure that this is still the coordinator."""
 
         def stored(failed: ErrorCode, now_ms: int, out: Effects) -> None:
             done(stored_error(failed) if failed is not ErrorCode.NONE else error)

@@ -15,10 +15,10 @@ from headrace.cluster.names import CONSUMER_OFFSETS_TOPIC
 from headrace.coordinators.txn_metadata import Partition as Where
 from headrace.coordinators.txn_shard import Markers
 from headrace.records.batch import parse_header
-from headrace.records.builder import build_batch
 from headrace.replication.partition import Partition
 from headrace.server.peers import Lane
-from headrace.storage.markers import EndTransactionMarker, encode_marker
+from headrace.storage.markers import EndTransactionMarker, marker_batch
+from headrace.storage.producer_state import TRANSACTION_VERSION_2
 from headrace.wire.apis import Api
 from headrace.wire.messages import Message
 
@@ -52,6 +52,10 @@ def write_marker(broker: "Broker", wanted: MarkerWrite, done: Done) -> None:
         partition.log.producer_state.check_marker(
             parse_header(batch), marker, transaction_version=transaction_version
         )
+        if marker.committed:
+            # What an older epoch left open is not part of what is committed.
+            opened_by = producer[1] - 1 if transaction_version >= TRANSACTION_VERSION_2 else producer[1]
+            partition.log.abort_older(producer[0], opened_by, partition.leader_epoch, broker.clock.now_ms())
         if topic == CONSUMER_OFFSETS_TOPIC:
             broker.groups.append_marker(index, batch, producer[0], marker, done)
         else:
@@ -78,18 +82,6 @@ async def write_markers(broker: "Broker", wanted: Sequence[MarkerWrite]) -> list
     if wanted:
         await all_done
     return outcomes
-
-
-def marker_batch(producer: tuple[int, int], marker: EndTransactionMarker, now_ms: int) -> bytes:
-    """The control batch that ends a producer's transaction."""
-    key, value = encode_marker(marker)
-    return build_batch(
-        [(now_ms, key, value, ())],
-        producer_id=producer[0],
-        producer_epoch=producer[1],
-        transactional=True,
-        control=True,
-    )
 
 
 def _append(broker: "Broker", partition: Partition, batch: bytes, done: Done) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.cluster.names import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from headrace.coordinators.group_hash import partition_for
 from headrace.coordinators.txn_metadata import VERSION_2, Partition
 from headrace.server.broker_coordinators import coordinator_of
 from headrace.server.broker_markers import ask_peer
@@ -138,6 +139,14 @@ class Verifier:
         except KafkaError as error:
             answered(dict.fromkeys(wanted, error.code))
 
+    def _leadership(self, asked: Asked) -> tuple[int, int] | None:
+        """Who coordinates the transaction, and in which epoch."""
+        topic = self._broker.image.topics.get(TRANSACTION_STATE_TOPIC)
+        if topic is None or not topic.partitions:
+            return None
+        partition = topic.partitions[partition_for(asked.transactional_id, len(topic.partitions))]
+        return partition.leader, partition.leader_epoch
+
     def _ask_there(
         self,
         node_id: int,
@@ -160,10 +169,15 @@ class Verifier:
             ]
         }
 
+        led = self._leadership(asked)
+
         def replied(reply: Message | KafkaError) -> None:
             results: dict[Partition, ErrorCode] = {}
             if isinstance(reply, KafkaError):
                 results = dict.fromkeys(wanted, reply.code)
+            elif self._leadership(asked) != led:
+                # Another coordinates by now. This one may not have known, and said what is no longer so.
+                results = dict.fromkeys(wanted, ErrorCode.NOT_COORDINATOR)
             else:
                 for transaction in reply.results_by_transaction:
                     for topic in transaction.topic_results:
@@ -219,7 +233,9 @@ async def verified_offsets(
     error = await answer
     if error is ErrorCode.NONE:
         still = state.is_in_transaction(asked.producer_id, asked.epoch)
-        return error if still or state.is_guarded(asked.producer_id, guard) else ErrorCode.INVALID_TXN_STATE
+        if still or state.is_guarded(asked.producer_id, guard):
+            return error
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # a marker came in meanwhile: to be verified again
     if error is ErrorCode.CONCURRENT_TRANSACTIONS and asked.adds:
         return error
     if error in _RETRIABLE:

@@ -1,13 +1,14 @@
 """End-of-transaction markers: the record of the control batch that commits or aborts a transaction.
 
 Owns their bytes (key: version, type; value: version, coordinator epoch), as Kafka writes them. Called by
-recovery and by the transaction coordinator.
+recovery, by the log and by whoever writes markers.
 """
 
 import struct
 from typing import NamedTuple
 
 from headrace.base.errors import ErrorCode, KafkaError
+from headrace.records.builder import build_batch
 
 _MARKER_KEY = struct.Struct(">hh")
 _MARKER_VALUE = struct.Struct(">hi")
@@ -45,3 +46,15 @@ def encode_marker(marker: EndTransactionMarker) -> tuple[bytes, bytes]:
     """Key and value of the control record that holds `marker`."""
     key = _MARKER_KEY.pack(0, _MARKER_COMMIT if marker.committed else _MARKER_ABORT)
     return key, _MARKER_VALUE.pack(0, marker.coordinator_epoch)
+
+
+def marker_batch(producer: tuple[int, int], marker: EndTransactionMarker, now_ms: int) -> bytes:
+    """The control batch that ends the transaction of a producer, by its id and epoch."""
+    key, value = encode_marker(marker)
+    return build_batch(
+        [(now_ms, key, value, ())],
+        producer_id=producer[0],
+        producer_epoch=producer[1],
+        transactional=True,
+        control=True,
+    )

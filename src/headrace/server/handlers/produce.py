@@ -212,10 +212,9 @@ class _Pending:
                     raise refusal
                 if not state.is_in_transaction(producer_id, epoch) and not state.is_guarded(
                     producer_id, guard
-                ):
+                ):  # a marker came in: of this transaction, or once more of the one before
                     raise KafkaError(
-                        ErrorCode.INVALID_TXN_STATE,
-                        "the transaction ended while its records were on their way",
+                        ErrorCode.NOT_ENOUGH_REPLICAS, "a transaction ended meanwhile; to be verified again"
                     )
                 result, wait = self._append(self._broker.partition(*where), kept)
             except KafkaError as failed:
