@@ -77,7 +77,14 @@ class TransactionCoordinator:
     async def _new_producer_id(self, transactional_id: str, may_be_new: bool) -> int:
         if not self._shard(transactional_id).machine.needs_producer_id(transactional_id, may_be_new):
             return NO_PRODUCER_ID
-        return await self._broker.producer_ids.next()
+        return await self.new_producer_id()
+
+    async def new_producer_id(self) -> int:
+        """An id that nobody had before. While there is no controller to ask for more, clients are to come back."""
+        try:
+            return await self._broker.producer_ids.next()
+        except KafkaError as error:
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, error.message) from None
 
     async def initialize(
         self, transactional_id: str, timeout_ms: int, expected: tuple[int, int] | None

@@ -77,7 +77,7 @@ async def _initialize(broker: Broker, context: RequestContext, request: Message)
     if (expected[0] == -1) != (expected[1] == -1):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "a producer id comes with its epoch or not at all")
     if transactional_id is None:
-        return Ended(ErrorCode.NONE, await broker.producer_ids.next(), 0)
+        return Ended(ErrorCode.NONE, await broker.transactions.new_producer_id(), 0)
     return await broker.transactions.initialize(
         transactional_id, request.transaction_timeout_ms, None if expected == (-1, -1) else expected
     )
