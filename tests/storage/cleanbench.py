@@ -45,6 +45,8 @@ def begin(log: PartitionLog, *, first_dirty: int = 0, now_ms: int = NOW_MS, **se
     """A cleaning of all that may be cleaned."""
     log.active.create()
     end_offset = min(log.active.base_offset, log.recovery_point)
+    unstable = log.producer_state.first_unstable_offset(log.log_end_offset)
+    end_offset = end_offset if unstable is None else min(end_offset, unstable)
     candidate = Candidate(log, first_dirty, end_offset, 1.0)
     config = broker_config({name.replace("_", "."): value for name, value in settings.items()})
     return Cleaning(make_plan(candidate, config, now_ms))

@@ -155,7 +155,7 @@ def test_the_last_batch_of_a_producer_stays_as_an_empty_one() -> None:
     assert [header.base_offset for header in headers_of(read_all(log))] == [3, 5]
 
 
-def test_control_and_transactional_batches_stay_and_replace_nothing() -> None:
+def test_records_of_an_open_transaction_stay_and_replace_nothing() -> None:
     log = compacted()
     put(log, (b"a", b"1"))
     records = [(NOW_MS, b"a", b"2", ())]

@@ -265,6 +265,13 @@ def make_plan(candidate: Candidate, config: BrokerConfig, now_ms: int) -> Plan:
         delete_retention_ms=topic.delete_retention_ms,
         now_ms=now_ms,
         last_offsets={entry.producer_id: entry.last_offset for entry in log.producer_state},
+        last_epochs={entry.producer_id: entry.epoch for entry in log.producer_state},
+        aborted=[
+            entry
+            for segment in log.segments
+            for entry in segment.txn_index.entries()
+            if entry.first_offset < end_offset
+        ],
     )
 
 

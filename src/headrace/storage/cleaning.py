@@ -9,16 +9,17 @@ What stays as it was: offsets, timestamps, headers, compression, leader epochs; 
 byte for byte. A batch that loses all its records goes too, unless it is the last one of a producer (its sequence number
 must survive) or the last one of the new segment (which then says how far it reaches): those stay as empty batches.
 A tombstone's time (delete.retention.ms) counts from the first cleaning that meets it, which writes the end of it into
-the batch: attribute bit 6, and the base timestamp (KIP-534). Control batches and transactional ones are copied as they
-are, and a transactional record takes no other's place: an aborted one must not. Nothing at or past the first unstable
-offset is cleaned, so no open transaction is ever met.
+the batch: attribute bit 6, and the base timestamp (KIP-534). Records of aborted transactions go and take no other's
+place; committed ones are cleaned like any. A marker stays as long as anything of its transaction does; then it gets a
+time like a tombstone's, so that readers that saw the records also see how they ended. Nothing at or past the first
+unstable offset is cleaned, so no open transaction is ever met.
 
 Invariants: only sealed segments that are durable are read, none is changed; of a batch nothing is used before its CRC
 was found right. `steps` runs in a thread, a portion at a time; it yields how many bytes it read and wrote, or a
 `CleanedSegment` for the loop to put in place (`swaps`). `Cleaner` plans and drives it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from headrace.base.errors import ErrorCode, KafkaError
@@ -35,11 +36,15 @@ from headrace.records.batch import (
     SegmentScan,
     parse_header,
 )
-from headrace.records.builder import finish_batch
+from headrace.records.builder import finish_batch, iter_records
 from headrace.records.compression import INFLATED_BYTES_MAX, decompress
+from headrace.storage.clean_txns import OpenTransactions
 from headrace.storage.files import File, FileSystem
+from headrace.storage.markers import parse_marker
+from headrace.storage.producer_entry import NO_OFFSET
 from headrace.storage.segment import POSITION_MAX, RELATIVE_OFFSET_MAX, Segment
 from headrace.storage.swaps import CLEANED_SUFFIX, discard_cleaned, use_suffix
+from headrace.storage.txn_index import AbortedTransaction
 
 WINDOW_BYTES: Final = 1 << 18  # read at a time: a portion; a larger batch gets a window of its own
 SPARE_SLOTS: Final = (
@@ -68,7 +73,11 @@ class Plan(NamedTuple):
     delete_retention_ms: int
     now_ms: int
     last_offsets: Mapping[int, int]
-    """Producer id -> last offset of its last batch."""
+    """Producer id -> last offset of its last batch, -1 when its epoch has none."""
+    last_epochs: Mapping[int, int]
+    """Producer id -> its epoch."""
+    aborted: Sequence[AbortedTransaction]
+    """Aborted transactions with records below `end_offset`."""
 
 
 class CleanedSegment(NamedTuple):
@@ -97,6 +106,8 @@ class Cleaning:
         self.plan: Final = plan
         self.clean_offset = plan.first_dirty_offset
         self.totals: Final = Totals()
+        self._open = OpenTransactions(plan.aborted)
+        self._dropped_markers: set[int] = set()
 
     def steps(self) -> Iterator[int | CleanedSegment]:
         """Do it, portion by portion. OSError: the disk would not. KafkaError: the log is damaged."""
@@ -104,6 +115,7 @@ class Cleaning:
         keys = _new_map(plan)
         yield from self._map_dirty(keys)
         self.totals.keys = keys.count
+        self._open = OpenTransactions(plan.aborted)
         for group in groups(plan, self.clean_offset):
             yield from self._clean(group, keys)
         # Before anyone writes down how far the log is clean: a power cut that undid the last swap would leave a value
@@ -132,7 +144,12 @@ class Cleaning:
         plan = self.plan
         if batch.last_offset >= plan.end_offset:
             return min(batch.base_offset, plan.end_offset)
-        if batch.attributes & (CONTROL_BIT | TRANSACTIONAL_BIT):
+        if batch.attributes & CONTROL_BIT:
+            self._meets_marker(window, batch)
+            return -1
+        if batch.attributes & TRANSACTIONAL_BIT and self._open.is_aborted(
+            batch.producer_id, batch.base_offset
+        ):
             return -1
         payload = _payload(window, batch.position, batch.size, batch.attributes)
         return codec.map_keys(keys, payload, batch.base_offset, plan.first_dirty_offset)
@@ -162,16 +179,31 @@ class Cleaning:
         if not changed:
             target.discard()
             return
-        yield CleanedSegment(target.finish(), group)
+        aborted = [
+            entry
+            for segment in group
+            for entry in segment.txn_index.entries()
+            if entry.last_offset not in self._dropped_markers
+        ]
+        yield CleanedSegment(target.finish(aborted), group)
 
     def _filter(
         self, keys: codec.KeyMap, window: memoryview, batch: BatchInfo, at_end: bool
     ) -> bytes | memoryview | None:
         """What stays of a batch: None when it stays as it is."""
-        if batch.attributes & (CONTROL_BIT | TRANSACTIONAL_BIT):
-            return None
         plan = self.plan
         header = parse_header(window, batch.position)
+        if batch.attributes & CONTROL_BIT:
+            return self._filter_marker(window, batch, header, at_end)
+        if (
+            batch.attributes & TRANSACTIONAL_BIT
+            and self._open.is_aborted(batch.producer_id, batch.base_offset)
+            and batch.last_offset < plan.end_offset
+        ):
+            self.totals.records_dropped += header.record_count
+            if not at_end and plan.last_offsets.get(header.producer_id) != header.last_offset:
+                return b""
+            return _empty(header) if header.record_count else None
         horizon_ms = header.base_timestamp if header.has_delete_horizon else TIME_MAX
         payload = (
             _payload(window, batch.position, batch.size, batch.attributes) if header.record_count else b""
@@ -204,6 +236,44 @@ class Cleaning:
         else:
             out += body
         return finish_batch(header._replace(record_count=kept), out)
+
+    def _meets_marker(self, window: bytes | memoryview, batch: BatchInfo) -> bool | None:
+        """Whether nothing is left of the transaction that a marker ends; None when the batch is no marker any more."""
+        view = memoryview(window)[batch.position : batch.position + batch.size]
+        records = iter_records(view)
+        marker = parse_marker(records[0].key, records[0].value) if records else None
+        if marker is None:
+            return None if not records else False
+        return self._open.is_dispensable(batch.producer_id, batch.base_offset, marker.committed)
+
+    def _filter_marker(
+        self, window: memoryview, batch: BatchInfo, header: BatchHeader, at_end: bool
+    ) -> bytes | None:
+        """What stays of a control batch: all while it is needed, then all with the end of its time, then nothing."""
+        plan = self.plan
+        dispensable = self._meets_marker(window, batch)
+        if dispensable is False or batch.last_offset >= plan.end_offset:
+            return None
+        last_of_producer = (
+            plan.last_offsets.get(header.producer_id) == NO_OFFSET
+            and plan.last_epochs.get(header.producer_id) == header.producer_epoch
+        )
+        if dispensable is None:  # emptied before
+            return None if at_end or last_of_producer else b""
+        if not header.has_delete_horizon:
+            horizon_ms = min(plan.now_ms + plan.delete_retention_ms, TIME_MAX)
+            out = bytearray(HEADER_SIZE)
+            payload = _payload(window, batch.position, batch.size, batch.attributes)
+            out += codec.rebase_records(payload, header.base_timestamp - horizon_ms)
+            return finish_batch(
+                header._replace(base_timestamp=horizon_ms, attributes=header.attributes | DELETE_HORIZON_BIT),
+                out,
+            )
+        if plan.now_ms < header.base_timestamp:
+            return None
+        self._dropped_markers.add(batch.base_offset)
+        self.totals.records_dropped += 1
+        return _empty(header) if at_end or last_of_producer else b""
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -264,7 +334,7 @@ class _Target:
         self._size += len(data)
         return len(data)
 
-    def finish(self) -> Segment:
+    def finish(self, aborted: Sequence[AbortedTransaction]) -> Segment:
         """Make it durable, with its indexes.
 
         The directory too: what was swapped in before this must not come back once this one stands, or a value could
@@ -281,6 +351,7 @@ class _Target:
             bytes(scan.time_entries),
             (scan.max_timestamp, scan.max_timestamp_offset),
         )
+        segment.txn_index.load(aborted)
         segment.seal()
         self._file.sync()
         for file in segment.index_files():

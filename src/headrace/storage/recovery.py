@@ -109,13 +109,17 @@ class _Opening:
     def _load_segments(self) -> list[Segment]:
         """The segments whose `.log` is there, oldest first; leftovers of unfinished work are cleared away."""
         for name in self.fs.listdir(self.directory):
-            if name.endswith(LEFTOVER_SUFFIXES):
+            if name.endswith(LEFTOVER_SUFFIXES) and not self._completes_a_swap(name):
                 self._remove(name, "left over from unfinished work")
         for name in self.fs.listdir(self.directory):
             if name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
                 self._complete_swap(name)
-            elif name.endswith(SWAP_SUFFIX):
+            elif name.endswith(SWAP_SUFFIX) and not name.endswith(TXN_INDEX_SUFFIX + SWAP_SUFFIX):
                 self._remove(name, "index of a swapped segment, to be rebuilt")
+        for name in self.fs.listdir(self.directory):
+            if name.endswith(TXN_INDEX_SUFFIX + SWAP_SUFFIX):
+                path = f"{self.directory}/{name}"
+                self.fs.rename(path, path.removesuffix(SWAP_SUFFIX))
         names = set(self.fs.listdir(self.directory))
         bases = {base for name in names if (base := _base_offset(name, LOG_SUFFIX)) is not None}
         for name in sorted(names):
@@ -124,6 +128,17 @@ class _Opening:
                     self._remove(name, "index without a segment")
         self._names = names
         return [self._segment(base) for base in sorted(bases)]
+
+    def _completes_a_swap(self, name: str) -> bool:
+        """Take the transaction index of a segment that was being swapped in one step further, if this is one."""
+        suffix = TXN_INDEX_SUFFIX + CLEANED_SUFFIX
+        if not name.endswith(suffix):
+            return False
+        stem = f"{self.directory}/{name.removesuffix(suffix)}"
+        if not self.fs.exists(stem + LOG_SUFFIX + SWAP_SUFFIX):
+            return False
+        self.fs.rename(stem + suffix, stem + TXN_INDEX_SUFFIX + SWAP_SUFFIX)
+        return True
 
     def _segment(self, base_offset: int) -> Segment:
         size = self.fs.size(f"{self.directory}/{base_offset:020d}{LOG_SUFFIX}")
@@ -138,6 +153,9 @@ class _Opening:
         scanned = scan_segment(swapped, self.config.index_interval_bytes, end_offset=OFFSET_MAX)
         if scanned.valid_bytes != swapped.size:
             self._remove(name, "swapped segment is not whole, the originals are used")
+            index = name.removesuffix(LOG_SUFFIX + SWAP_SUFFIX) + TXN_INDEX_SUFFIX + SWAP_SUFFIX
+            if self.fs.exists(f"{self.directory}/{index}"):
+                self._remove(index, "index of a segment that is not used")
             return
         for other in self.fs.listdir(self.directory):
             for suffix in SUFFIXES:

@@ -3,7 +3,8 @@
 The names tell how far it got. `.cleaned`: written by a thread, worthless after a crash, though synced when it is handed
 over. Then, in one turn of the loop: the log becomes `.swap`, the old files become `.deleted`, the new ones lose their
 suffix, the list of segments changes. A crash on the way leaves a first part of these renames; where that includes the
-`.swap`, recovery does the others: it removes what the segment reaches over and takes the suffix off. Readers that hold
+`.swap`, recovery does the others: it removes what the segment reaches over and takes the suffix off. The transaction
+index cannot be had from the segment alone, so it takes the same way as the log, one step behind it. Readers that hold
 a range of an old file read on. Invariant: what a cleaned segment replaces is never served beside it, nor missed without
 it. `Cleaner` is the caller.
 """
@@ -47,15 +48,21 @@ def swap_in(log: "PartitionLog", segment: Segment, replaced: list[Segment]) -> N
     fs, log_path = log.fs, segment.log_path.removesuffix(CLEANED_SUFFIX)
     try:
         fs.rename(segment.log_path, log_path + SWAP_SUFFIX)
+        txn_path = segment.txn_index.path.removesuffix(CLEANED_SUFFIX)
+        with contextlib.suppress(FileNotFoundError):
+            fs.rename(segment.txn_index.path, txn_path + SWAP_SUFFIX)
         for old in replaced:
             log.garbage += old.discard()
-        for index in (segment.index, segment.time_index, segment.txn_index):
+        for index in (segment.index, segment.time_index):
             path = index.path.removesuffix(CLEANED_SUFFIX)
             with contextlib.suppress(FileNotFoundError):
                 fs.rename(index.path, path)
             index.path = path
         fs.rename(log_path + SWAP_SUFFIX, log_path)
         segment.log_path = log_path
+        with contextlib.suppress(FileNotFoundError):
+            fs.rename(txn_path + SWAP_SUFFIX, txn_path)
+        segment.txn_index.path = txn_path
     except OSError:
         log.failed = True
         raise
