@@ -22,6 +22,7 @@ from headrace.coordinators.txn_shard import Ended, Markers, TransactionShard
 from headrace.coordinators.txn_states import ONGOING
 from headrace.records.batch import parse_header
 from headrace.records.builder import build_batch, iter_batches, iter_records
+from headrace.storage.hanging import abort_older
 from headrace.storage.log import PartitionLog
 from headrace.storage.markers import EndTransactionMarker, marker_batch, parse_marker
 from headrace.storage.memory import MemoryFileSystem
@@ -166,7 +167,7 @@ class Leader:
             return
         if markers.committed:
             opened_by = markers.epoch - (markers.client_version >= txn_metadata.VERSION_2)
-            self.log.abort_older(markers.producer_id, opened_by, self.epoch, self.sim.now_ms)
+            abort_older(self.log, markers.producer_id, opened_by, self.epoch, self.sim.now_ms)
         self.append(batch, Origin.COORDINATOR, reply)
 
     def read(self) -> None:

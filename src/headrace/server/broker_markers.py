@@ -17,6 +17,7 @@ from headrace.coordinators.txn_shard import Markers
 from headrace.records.batch import parse_header
 from headrace.replication.partition import Partition
 from headrace.server.peers import Lane
+from headrace.storage.hanging import abort_older
 from headrace.storage.markers import EndTransactionMarker, marker_batch
 from headrace.storage.producer_state import TRANSACTION_VERSION_2
 from headrace.wire.apis import Api
@@ -55,7 +56,7 @@ def write_marker(broker: "Broker", wanted: MarkerWrite, done: Done) -> None:
         if marker.committed:
             # What an older epoch left open is not part of what is committed.
             opened_by = producer[1] - 1 if transaction_version >= TRANSACTION_VERSION_2 else producer[1]
-            partition.log.abort_older(producer[0], opened_by, partition.leader_epoch, broker.clock.now_ms())
+            abort_older(partition.log, producer[0], opened_by, partition.leader_epoch, broker.clock.now_ms())
         if topic == CONSUMER_OFFSETS_TOPIC:
             broker.groups.append_marker(index, batch, producer[0], marker, done)
         else:

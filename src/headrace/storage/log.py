@@ -24,7 +24,7 @@ from headrace.storage import reads, trims
 from headrace.storage.epochs import CHECKPOINT_NAME, EpochCache, EpochEntry
 from headrace.storage.files import FileSystem
 from headrace.storage.flush import FlushTicket
-from headrace.storage.markers import EndTransactionMarker, marker_batch
+from headrace.storage.hanging import abort_older
 from headrace.storage.origin import Origin
 from headrace.storage.producer_state import ProducerState
 from headrace.storage.producers import SNAPSHOT_SUFFIX
@@ -154,7 +154,7 @@ class PartitionLog:
         view, header, log_append_time_ms = validate(view, config, now_ms)
         if header.producer_id >= 0:
             if header.attributes & TRANSACTIONAL_BIT:
-                self.abort_older(header.producer_id, header.producer_epoch, leader_epoch, now_ms)
+                abort_older(self, header.producer_id, header.producer_epoch, leader_epoch, now_ms)
             duplicate = self.producer_state.check(header)
             if duplicate is not None:
                 first, last, timestamp = duplicate
@@ -190,23 +190,6 @@ class PartitionLog:
             max_timestamp,
         )
 
-    def abort_older(self, producer_id: int, epoch: int, leader_epoch: int, now_ms: int) -> None:
-        """Abort what the producer has open here from an epoch before `epoch`.
-
-        A coordinator raises an epoch when all that was open is ended, so it does not know of this one: records that
-        came in late, on the word of a coordinator that was replaced. The next marker must not commit them.
-        """
-        entry = self.producer_state.get(producer_id)
-        if entry is None or entry.transaction_first_offset < 0 or entry.epoch >= epoch:
-            return
-        logger.warning(
-            "a transaction that nobody would end is aborted",
-            extra={"fields": {"partition": self.name, "producer_id": producer_id, "epoch": entry.epoch}},
-        )
-        marker = EndTransactionMarker(False, max(entry.coordinator_epoch, 0))
-        batch = marker_batch((producer_id, entry.epoch), marker, now_ms)
-        self._append_trusted(memoryview(batch), leader_epoch, now_ms, Origin.COORDINATOR)
-
     def _append_trusted(self, view: memoryview, leader_epoch: int, now_ms: int, origin: Origin) -> Appended:
         """Batches from a coordinator (offsets are assigned here) or from the leader (they are kept)."""
         if view.readonly and origin is Origin.COORDINATOR:
@@ -233,9 +216,7 @@ class PartitionLog:
             position += header.size
             completed = self.producer_state.update(header, header.base_offset, None, marker)
             if completed is not None:
-                aborted = self.producer_state.complete_transaction(completed)
-                if aborted is not None:
-                    segment.txn_index.append(aborted)
+                segment.txn_index.append(self.producer_state.complete_transaction(completed))
             if header.partition_leader_epoch >= 0:
                 self.epochs.assign(header.partition_leader_epoch, header.base_offset)
         self._appended(segment, len(view), last_offset + 1, start)

@@ -61,8 +61,10 @@ class TransactionIndex:
     def __bool__(self) -> bool:
         return bool(self._unwritten) or self.written_bytes > 0
 
-    def append(self, entry: AbortedTransaction) -> None:
-        """Add a line. It counts at once, also while the disk would not take it."""
+    def append(self, entry: AbortedTransaction | None) -> None:
+        """Add a line, if there is one to add. It counts at once, also while the disk would not take it."""
+        if entry is None:
+            return
         self._unwritten += _ENTRY.pack(ENTRY_VERSION, *entry)
         with contextlib.suppress(OSError):
             self.write()
