@@ -82,8 +82,8 @@ class Verifier:
         questions.next[where] = 0
 
     def _go(self, asked: Asked) -> None:
-        questions = self._questions[asked]
-        if questions.under_way:
+        questions = self._questions.get(asked)
+        if questions is None or questions.under_way:
             return
         if not questions.next:
             del self._questions[asked]
@@ -94,18 +94,21 @@ class Verifier:
         def answered(results: Mapping[Partition, ErrorCode]) -> None:
             questions.under_way = False
             again: dict[Partition, int] = {}
+            settled: list[tuple[ErrorCode, list[Done]]] = []
             for where, tries in wanted.items():
                 error = results.get(where, ErrorCode.UNKNOWN_SERVER_ERROR)
                 if error is ErrorCode.CONCURRENT_TRANSACTIONS and tries < RETRIES_MAX:
                     again[where] = tries + 1
-                    continue
-                for done in self._waiting.pop((asked, where)):
-                    done(error)
+                else:
+                    settled.append((error, self._waiting.pop((asked, where))))
             if again:
                 questions.next |= again
                 self._broker.call_later(RETRY_MS, lambda: self._go(asked))
             else:
-                self._go(asked)
+                self._broker.call_soon(lambda: self._go(asked))
+            for error, waiting in settled:
+                for done in waiting:
+                    done(error)
 
         self._send(asked, list(wanted), answered)
 
@@ -229,7 +232,12 @@ async def verified_offsets(
         return ErrorCode.NONE
     guard = state.guard(asked.producer_id)
     answer: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-    broker.verifier.ask(asked, (CONSUMER_OFFSETS_TOPIC, index), answer.set_result)
+
+    def told(error: ErrorCode) -> None:
+        if not answer.done():
+            answer.set_result(error)
+
+    broker.verifier.ask(asked, (CONSUMER_OFFSETS_TOPIC, index), told)
     error = await answer
     if error is ErrorCode.NONE:
         still = state.is_in_transaction(asked.producer_id, asked.epoch)
