@@ -45,7 +45,7 @@ SOURCE_OPTIONS: Final = (
 )
 SINK_WORDS: Final = ("topic", "delivery", "transactionalIdPrefix", "ledgerTopic", "includeHeaders")
 # What Spark itself adds to the options of every source and sink.
-SPARKS_OWN: Final = {"path", "checkpointlocation", "mergeschema", "basepath"}
+SPARKS_OWN: Final = {"path", "checkpointlocation", "queryname", "mergeschema", "basepath"}
 
 _STREAM_ONLY: Final = (
     "maxOffsetsPerTrigger",
