@@ -200,6 +200,8 @@ class Coordination:
     async def _coordinator(self, kind: int, key: str) -> Connection:
         node_id = self._known.get((kind, key))
         if node_id is None:
+            if not self._cluster.nodes:
+                await self._cluster.describe([])
             connection = await self._cluster.any_connection()
             reply = await connection.request(
                 Api.FIND_COORDINATOR, {"key": key, "key_type": kind}, highest=FIND_COORDINATOR_HIGHEST

@@ -20,6 +20,8 @@ from headrace.pipeline.plan import Bounds, build_views, dead_letters, rows_for_t
 
 POLL_S = 0.25
 START_WAIT_S_MAX = 120.0
+START_ATTEMPTS_MAX = 3
+WORKER_LATE = "failed to connect back"  # Spark gives a worker ten seconds, and has no setting for it
 STATE_DIRECTORY = Path(".headrace", "pipelines")
 
 Report = Callable[[dict[str, Any]], None]
@@ -181,18 +183,20 @@ def _start_dead_letters(job: Job, views: dict[str, Any]) -> list[Any]:
 
 
 def _go(job: Job, writer: Any, name: str) -> Any:
+    """Start a query, and wait until it works: too many Python workers at once time out on a small machine."""
     trigger = {"availableNow": True} if job.every is None else {"processingTime": job.every}
     checkpoint = str(Path(job.checkpoint, name))
-    query = (
-        writer.queryName(f"{job.name}-{name}")
-        .option("checkpointLocation", checkpoint)
-        .trigger(**trigger)
-        .start()
+    writer = (
+        writer.queryName(f"{job.name}-{name}").option("checkpointLocation", checkpoint).trigger(**trigger)
     )
-    # One after the other: each starts Python workers, and on a small machine too many at once time out.
-    deadline_s = time.monotonic() + START_WAIT_S_MAX
-    while query.isActive and "nitializing" in query.status["message"] and time.monotonic() < deadline_s:
-        time.sleep(POLL_S)
+    for attempt in range(START_ATTEMPTS_MAX):
+        query = writer.start()
+        deadline_s = time.monotonic() + START_WAIT_S_MAX
+        while query.isActive and "nitializing" in query.status["message"] and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+        error = None if query.isActive else query.exception()
+        if error is None or WORKER_LATE not in str(error) or attempt == START_ATTEMPTS_MAX - 1:
+            break
     return query
 
 
