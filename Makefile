@@ -2,7 +2,7 @@ PY := .venv/bin/python
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: testspark help setup demo chaos test lint format bench docs pins clean
+.PHONY: testspark help setup demo chaos sim test lint format bench docs pins clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -15,6 +15,9 @@ demo: setup  ## Five brokers, two real clients, a leader killed in the middle, a
 
 chaos: setup  ## Brokers killed, paused, cut off and filled up under load, and an account: SECONDS=600 SEED=...
 	@$(PY) -m tests.chaos --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
+
+sim: setup  ## Simulated clusters, everything that can go wrong, from seeds: SEEDS=1..1000
+	@$(PY) -m tests.sim cluster --seeds $(or $(SEEDS),1..1000) --jobs $(JOBS) --keep-going
 
 lint: setup  ## Style, format and strict types
 	$(PY) -m ruff check .

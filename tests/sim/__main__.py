@@ -1,48 +1,106 @@
-"""Run seeds: `python -m tests.sim --seeds 1-1000`. Prints every seed that fails, and how to see it happen again."""
+"""Run seeds: `python -m tests.sim cluster --seeds 1..1000`. Prints every seed that fails, and how to see it again."""
 
 import argparse
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from functools import partial
+from typing import NamedTuple
 
-from tests.sim.raft_scenario import run_seed
+from tests.sim import cluster_mutants, cluster_scenario, mutants, raft_scenario
+
+BATCH = 20  # seeds that a worker is given at a time
+
+
+class Outcome(NamedTuple):
+    """What became of one seed."""
+
+    seed: int
+    failure: str = ""
+    events: int = 0
+    excused: bool = False
+    acknowledged: int = 0
 
 
 def parse_seeds(text: str) -> range:
-    """`7`, or `1-1000`."""
-    first, dash, last = text.partition("-")
-    return range(int(first), int(last) + 1) if dash else range(int(first), int(first) + 1)
+    """`7`, `1..1000` or `1-1000`."""
+    first, dots, last = text.replace("-", "..").partition("..")
+    return range(int(first), int(last) + 1) if dots else range(int(first), int(first) + 1)
+
+
+def run_one(
+    world: str, seed: int, mutant: str | None, files: bool, trace: Callable[[str], None] | None
+) -> Outcome:
+    """Run one seed of one world, with a bug planted in it or not."""
+    try:
+        if world == "cluster":
+            with cluster_mutants.planted(mutant) if mutant else nullcontext():
+                cluster = cluster_scenario.run_seed(seed, trace=trace)
+            return Outcome(seed, "", cluster.kernel.events, cluster.excused, cluster.oracle.acked_count)
+        with mutants.planted(mutant) if mutant else nullcontext():
+            raft = raft_scenario.run_seed(seed, files=files or None, trace=trace)
+        return Outcome(seed, "", raft.kernel.events)
+    except Exception as error:
+        if trace is not None:
+            traceback.print_exc()
+        return Outcome(seed, f"{type(error).__name__}: {error}")
+
+
+def run_some(world: str, mutant: str | None, files: bool, seeds: range) -> list[Outcome]:
+    """Run seeds one after the other, in a process of their own."""
+    return [run_one(world, seed, mutant, files, None) for seed in seeds]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; 1 when a seed failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
-    parser.add_argument("--seeds", type=parse_seeds, default=range(1, 501), help="one seed, or first-last")
-    parser.add_argument("--files", action="store_true", help="all nodes on the production storage")
+    parser.add_argument(
+        "world", nargs="?", choices=("raft", "cluster"), default="raft", help="what is simulated"
+    )
+    parser.add_argument(
+        "--seeds", "--seed", type=parse_seeds, default=range(1, 501), help="one, or first..last"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes to run them in")
+    parser.add_argument("--mutant", help="plant a bug first")
+    parser.add_argument("--files", action="store_true", help="raft: all nodes on the production storage")
     parser.add_argument("--trace", action="store_true", help="print everything that happens")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
     options = parser.parse_args(arguments)
     began = time.perf_counter()
-    failed = events = done = 0
-    for seed in options.seeds:
-        try:
-            scenario = run_seed(seed, files=options.files or None, trace=print if options.trace else None)
-        except Exception as error:
-            failed += 1
-            if options.trace:
-                traceback.print_exc()
-            files = " --files" if options.files else ""
-            print(f"seed {seed}: {type(error).__name__}: {error}")
-            print(f"  again, step by step: python -m tests.sim --seeds {seed}{files} --trace")
-            if not options.keep_going:
-                return 1
+    done: list[Outcome] = []
+    failed = 0
+    seeds: range = options.seeds
+    pieces = [seeds[start : start + BATCH] for start in range(0, len(seeds), BATCH)]
+    work = partial(run_some, options.world, options.mutant, options.files)
+    with ProcessPoolExecutor(options.jobs) if options.jobs > 1 else nullcontext() as pool:
+        if options.trace:
+            results = ([run_one(options.world, s, options.mutant, options.files, print)] for s in seeds)
+        elif pool is not None:
+            results = pool.map(work, pieces)  # type: ignore[assignment]
         else:
-            events += scenario.kernel.events
-        done += 1
+            results = ([run_one(options.world, s, options.mutant, options.files, None)] for s in seeds)
+        for outcomes in results:
+            for outcome in outcomes:
+                done.append(outcome)
+                if outcome.failure:
+                    failed += 1
+                    again = f"{options.world} --seed {outcome.seed}" + (" --files" if options.files else "")
+                    again += f" --mutant {options.mutant}" if options.mutant else ""
+                    print(f"seed {outcome.seed}: {outcome.failure}")
+                    print(f"  again, step by step: python -m tests.sim {again} --trace", flush=True)
+            if failed and not options.keep_going:
+                if pool is not None:
+                    pool.shutdown(cancel_futures=True)
+                break
     elapsed = time.perf_counter() - began
+    count = max(len(done), 1)
     print(
-        f"{done} seeds, {failed} failed, {done / elapsed * 60:.0f} a minute, {events / max(done, 1):.0f} events each"
+        f"{len(done)} seeds, {failed} failed, {sum([each.excused for each in done])} excused, "
+        f"{len(done) / elapsed * 60:.0f} a minute, {sum([each.events for each in done]) / count:.0f} events each, "
+        f"{sum([each.acknowledged for each in done])} records acknowledged"
     )
     return 1 if failed else 0
 

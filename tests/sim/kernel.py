@@ -115,6 +115,10 @@ class Machine:
         process, self.process = self.process, None
         process.crashed(power_lost)
 
+    def crash_quietly(self) -> None:
+        """The process has ended by itself, after it had said goodbye."""
+        self.crash(power_lost=False)
+
     def pause(self, duration: int) -> None:
         """Do nothing for a while; everything that would have happened happens afterwards."""
         self.kernel.trace(f"{self.id}: pause {duration / MS} ms")

@@ -1,8 +1,8 @@
 """Bugs planted in Raft, one at a time, to see that the simulator finds them.
 
 Each is a mistake that an implementation has made or could make; `planted` puts it into the production code for as long
-as it lasts. A mutant that no seed catches says that the simulator, not the code, is wrong. Used by `test_mutants.py`
-and by `python -m tests.sim --mutant NAME`.
+as it lasts. A mutant that no seed catches says that the simulator, not the code, is wrong. Used by `test_raft.py`
+and by `python -m tests.sim raft --mutant NAME`.
 """
 
 from collections.abc import Callable, Iterator

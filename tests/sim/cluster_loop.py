@@ -1,0 +1,202 @@
+"""What a broker's process runs on in the simulator, in place of the system: an event loop, a clock and sync threads.
+
+`SimLoop` is asyncio's loop for one machine, over the kernel's time: futures, tasks, timeouts and callbacks of the real
+code run on it unchanged, and stop with the machine's life. Everything that became ready in a turn is done in that turn,
+as on a real loop; a pause or a crash falls between turns, or, by a power cut of the disk, into the middle of one.
+Invariant: nothing here depends on anything but the kernel. Used by `cluster_node`.
+"""
+
+import asyncio
+from asyncio.events import _get_running_loop, _set_running_loop
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.storage.faulty import PowerCut
+from headrace.storage.flusher import Flusher
+from headrace.storage.log import PartitionLog
+from tests.sim.kernel import MS, Machine
+
+SECOND = 1_000 * MS
+WALL_MS = 1_700_000_000_000  # when the simulated world begins
+
+
+class Crashed(Exception):
+    """Something in a callback that nobody handles: a bug, wherever it came from."""
+
+
+class SimHandle:
+    """A callback to come."""
+
+    __slots__ = ("args", "at", "callback")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], at: float = 0.0) -> None:
+        self.callback: Callable[..., object] | None = callback
+        self.args = args
+        self.at = at
+
+    def cancel(self) -> None:
+        self.callback = None
+        self.args = ()
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+    def when(self) -> float:
+        return self.at
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    """The loop of one life of one machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.kernel = machine.kernel
+        self._life = machine.life
+        self._ready: deque[SimHandle] = deque()
+        self._turning = False
+        self.is_cut: Callable[[], bool] = lambda: False
+        self.power_cut: Callable[[], None] = lambda: None
+        """Called when the disk lost its power in the middle of a turn."""
+
+    @property
+    def alive(self) -> bool:
+        return self.machine.life == self._life
+
+    def enter(self, call: Callable[..., object], *args: Any) -> None:
+        """One turn: an event from outside, and everything that it makes ready."""
+        assert not self._turning, "one turn at a time"
+        before = _get_running_loop()
+        _set_running_loop(self)
+        self._turning = True
+        ready = self._ready
+        try:
+            call(*args)
+            while ready:
+                handle = ready.popleft()
+                callback = handle.callback
+                if callback is not None:
+                    callback(*handle.args)
+        except PowerCut:
+            pass
+        finally:
+            self._turning = False
+            _set_running_loop(before)
+        if self.is_cut():
+            ready.clear()
+            self.power_cut()
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> SimHandle:  # type: ignore[override]
+        handle = SimHandle(callback, args)
+        if self.alive:
+            if not self._turning and not self._ready:
+                self.kernel.after(0, self.enter, _nothing, machine=self.machine)
+            self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> SimHandle:
+        microseconds = (
+            int(delay * SECOND) + 1 if delay > 0 else 0
+        )  # not before its time, however time is rounded
+        handle = SimHandle(callback, args, self.time() + delay)
+        if self.alive:
+            self.kernel.after(microseconds, self._fire, handle, machine=self.machine)
+        return handle
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> SimHandle:
+        return self.call_later(when - self.time(), callback, *args)
+
+    def _fire(self, handle: SimHandle) -> None:
+        if handle.callback is not None:
+            self.enter(handle.callback, *handle.args)
+
+    def time(self) -> float:
+        return self.kernel.now / SECOND
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> "asyncio.Task[Any]":
+        return asyncio.Task(coro, loop=self)
+
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+        """Connections of the simulator deliver by themselves."""
+
+    def remove_reader(self, fd: Any) -> bool:
+        return True
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return self._turning
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """A failure that nobody looked at; in a life that is over there is nobody left to."""
+        error = context.get("exception")
+        if self.alive and error is not None:
+            raise Crashed(f"{context.get('message')}: {error!r}") from error
+
+
+def _nothing() -> None:
+    pass
+
+
+class SimClock:
+    """A machine's clocks. The wall may jump; the other one only goes on."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._kernel = machine.kernel
+        self.skew_ms = 0
+
+    def now_ms(self) -> int:
+        return WALL_MS + self._kernel.now // MS + self.skew_ms
+
+    def monotonic_ms(self) -> float:
+        return self._kernel.now / MS
+
+
+class SimFlusher(Flusher[PartitionLog]):
+    """The flusher, whose threads are events: a sync takes its time, and what is not synced yet can be lost."""
+
+    def __init__(self, loop: SimLoop, on_flushed: Callable[[PartitionLog], None] | None = None) -> None:
+        super().__init__(loop, on_flushed)
+        self._sim = loop
+        self.sync_delay = MS
+        self._waiting: deque[tuple[Callable[[], None], Callable[[Exception | None], None]]] = deque()
+
+    def _enqueue(self, run: Callable[[], None], finish: Callable[[Exception | None], None]) -> None:
+        self._queued += 1
+        self._waiting.append((run, finish))
+        delay = 1 + int(self._sim.machine.random.random() * self.sync_delay)
+        self._sim.kernel.after(delay, self._sim.enter, self._run_next, machine=self._sim.machine)
+
+    def _run_next(self) -> None:
+        if self._waiting:
+            self._run(*self._waiting.popleft())
+            self._deliver()
+
+    def _run(self, run: Callable[[], None], finish: Callable[[Exception | None], None]) -> None:
+        error: Exception | None = None
+        try:
+            run()
+        except Exception as failure:
+            error = failure
+        self._done.append((finish, error))
+
+    def run_all(self, jobs: Sequence[Callable[[], None]]) -> None:
+        for job in jobs:
+            job()
+
+    def _stop_threads(self) -> None:
+        while self._waiting:
+            self._run(*self._waiting.popleft())
