@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol, TypeAlias
 
 from headrace.base.errors import ErrorCode, KafkaError
-from headrace.replication.follower import Follower
+from headrace.replication.follower import UNKNOWN_OFFSET, Follower
 from headrace.replication.partition import Partition
 from headrace.wire.fetch import FetchPartition, FetchRequest, FetchResult
 
@@ -181,7 +181,9 @@ class Session:
             self._host.suspect(partition, follower)
         else:
             follower.asked_again = 0
-        follower.session = self
+        if follower.session is not self:  # whatever it was told in another session, it may never have heard
+            follower.session = self
+            follower.sent_high_watermark = follower.sent_log_start = UNKNOWN_OFFSET
         follower.watching = True
         follower.refused = False
         follower.offset = wanted.offset
@@ -191,6 +193,8 @@ class Session:
             self._host.follower_moved(partition, follower)
         if wanted.offset < log.log_end_offset or follower.sent_log_start != log.log_start_offset:
             self._ready[follower] = None
+        elif follower.sent_high_watermark != partition.high_watermark:
+            self._stale[follower] = None  # it moved while the follower was not watching
 
     def _forget(self, key: Key) -> None:
         self._errors.pop(key, None)
@@ -269,7 +273,9 @@ class Session:
 
     def _read(self, follower: Follower, left: int, first: bool) -> FetchResult | None:
         """Records for a follower, or why there are none; None when there is nothing to say, or no room for it."""
-        partition = self.keys[follower.topic_id, follower.partition_index]
+        partition = self.keys.get((follower.topic_id, follower.partition_index))
+        if partition is None:
+            return None  # of an earlier leadership, and forgotten since
         if follower.refused:
             follower.watching = False
             code = ErrorCode.FENCED_LEADER_EPOCH if partition.is_leader else ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -302,7 +308,9 @@ class Session:
 
     def _tell(self, follower: Follower) -> FetchResult | None:
         """Offsets alone; the follower need not name the partition again for that."""
-        partition = self.keys[follower.topic_id, follower.partition_index]
+        partition = self.keys.get((follower.topic_id, follower.partition_index))
+        if partition is None:
+            return None
         log = partition.log
         if (
             follower.sent_high_watermark == partition.high_watermark
