@@ -224,7 +224,6 @@ class ClusterScenario:
             producer.stopping = True
         for node, machine in self.machines.items():
             self.disks[node].heal()
-            machine.paused_until = 0
             if machine.up:
                 flusher = machine.process.flusher
                 if flusher is not None:
@@ -420,14 +419,14 @@ class ClusterScenario:
             self._start(machine)
 
     def _pause(self) -> None:
-        machine = self._any()
-        if machine.up:
-            machine.pause(self._gap(self.random.choice((50, 500, 1_500)) * MS))
+        self._pause_for(self._any(), self._gap(self.random.choice((50, 500, 1_500)) * MS))
 
     def _pause_leader(self) -> None:
-        machine = self._leader_machine()
-        if machine.up:
-            machine.pause(self._gap(self.session_ms * MS))
+        self._pause_for(self._leader_machine(), self._gap(self.session_ms * MS))
+
+    def _pause_for(self, machine: Machine, duration: int) -> None:
+        if machine.up and machine.paused_until <= self.kernel.now:  # one at a time: what waits stays in order
+            machine.pause(duration)
 
     def _split(self) -> None:
         self.net.mend()
