@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SUITES = ("librdkafka", "kafka-python")
+SUITES = ("librdkafka", "librdkafka-consumer", "kafka-python")
 DEFAULT_SCENARIO = "default"
 
 
