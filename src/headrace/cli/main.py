@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "topic": ("headrace.cli.topic", "create, list, describe, alter and delete topics"),
     "produce": ("headrace.cli.produce", "send lines of standard input or a file as records"),
     "consume": ("headrace.cli.consume", "print records of topics"),
+    "group": ("headrace.cli.group", "list, describe, reset and delete consumer groups"),
     "config": ("headrace.cli.config", "describe and alter settings of topics and brokers"),
     "txn": ("headrace.cli.txn", "list, describe and abort transactions"),
     "partition": ("headrace.cli.partition", "move replicas, elect leaders"),
@@ -34,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("headrace.cli.doctor", "what this machine offers and lacks"),
 }
 
-LATER = ("group", "acl", "user", "quota")
+LATER = ("acl", "user", "quota")
 
 EXAMPLE = """\
 example:
