@@ -70,10 +70,13 @@ class Stage:
     def gone(self, broker: int) -> None:
         self.commit(self.control.gone(self.image, broker))
 
-    def tick(self, ms: float) -> None:
-        self.now_ms += ms
-        while records := self.control.tick(self.image, self.now_ms):
-            self.commit(records)
+    def tick(self, ms: float, step_ms: float = 100) -> None:
+        """Let time pass, as the controller sees it: in small steps."""
+        until_ms = self.now_ms + ms
+        while self.now_ms < until_ms:
+            self.now_ms = min(self.now_ms + step_ms, until_ms)
+            while records := self.control.tick(self.image, self.now_ms):
+                self.commit(records)
 
 
 def test_a_broker_is_fenced_until_it_has_its_own_registration() -> None:
@@ -114,6 +117,18 @@ def test_a_silent_broker_is_fenced_when_its_session_is_over_and_no_sooner() -> N
     assert stage.image.brokers[1].fenced
     assert stage.image.brokers[2].may_lead
     assert stage.partition().leader == 2
+
+
+def test_a_controller_that_was_held_up_fences_nobody_for_its_own_silence() -> None:
+    """A controller that was stopped for a while took everybody else for gone when it woke up."""
+    stage = Stage(1, 2)
+    stage.tick(1_000)
+    stage.tick(5 * SESSION_MS, step_ms=5 * SESSION_MS)
+    assert not any(broker.fenced for broker in stage.image.brokers.values())
+    stage.beat(2)
+    stage.tick(SESSION_MS - 1)
+    assert stage.image.brokers[1].fenced
+    assert not stage.image.brokers[2].fenced
 
 
 def test_all_silent_brokers_are_fenced_one_after_the_other() -> None:

@@ -216,6 +216,22 @@ def test_a_log_that_is_written_to_for_ever_stays_small_and_a_late_node_gets_its_
     with_cluster(scenario, voters=1, snapshot_bytes=10_000)
 
 
+def test_a_voter_whose_disk_was_replaced_is_sent_the_log_again() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        leader = await cluster.active()
+        await leader.store.commit([topic("t")])
+        other = next(node for node in cluster.nodes.values() if node is not leader)
+        await until(lambda: other.store.image == leader.store.image)
+        other.close()
+        again = cluster.add(other.id)
+        leader.quorum.reached(other.id)
+        await until(lambda: again.store.image == leader.store.image)
+        await leader.store.commit([topic("u")])
+        await until(lambda: "u" in again.store.image.topics)
+
+    with_cluster(scenario, voters=3)
+
+
 def test_a_commit_waits_for_the_offset_it_is_asked_for() -> None:
     async def scenario(cluster: Cluster) -> None:
         store = (await cluster.active()).store

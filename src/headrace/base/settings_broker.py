@@ -14,7 +14,6 @@ from headrace.base.settings_topic import (
     DAY_MS,
     HOUR_MS,
     MESSAGE_BYTES_DEFAULT,
-    REPLICATION,
     SEGMENT_BYTES_MIN,
     TIERING,
     TIMESTAMP_TYPES,
@@ -92,7 +91,6 @@ class BrokerConfig(CoordinatorConfig):
         _BOOLEAN,
         "Whether a replica that is not in sync may lead when no other is left, for topics that do not say.",
         reload=_LIVE,
-        needs=REPLICATION,
     )
 
     # Replicas.
@@ -117,6 +115,9 @@ class BrokerConfig(CoordinatorConfig):
         _INT,
         "The most bytes of one partition that a follower asks its leader for at a time; a larger batch comes whole.",
         bound=AtLeast(0),
+    )
+    replica_fetch_min_bytes: int = setting(
+        1, _INT, "How many bytes a follower's fetch waits for.", bound=AtLeast(1)
     )
     replica_fetch_response_max_bytes: int = setting(
         10 * 1024 * 1024,

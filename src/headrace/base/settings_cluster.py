@@ -54,6 +54,27 @@ class ClusterConfig(Configuration):
     controlled_shutdown_enable: bool = setting(
         True, _BOOLEAN, "Whether a broker that is told to stop first hands over what it leads."
     )
+    balancer_enable: bool = setting(
+        False,
+        _BOOLEAN,
+        "Whether the active controller moves leadership and replicas from brokers that measure much more load than "
+        "the average to those that measure least. It logs each move with its reason. Headrace's own.",
+        reload=_LIVE,
+    )
+    balancer_interval_ms: int = setting(
+        30_000,
+        _LONG,
+        "How long the balancer waits after each move, so that its effect is in the next measurement. Headrace's own.",
+        bound=AtLeast(100),
+        reload=_LIVE,
+    )
+    balancer_tolerance_percentage: int = setting(
+        20,
+        _INT,
+        "How far above the average a broker's load may be before something is moved away. Headrace's own.",
+        bound=AtLeast(1),
+        reload=_LIVE,
+    )
     auto_leader_rebalance_enable: bool = setting(
         True, _BOOLEAN, "Whether leadership goes back to the preferred replicas by itself."
     )

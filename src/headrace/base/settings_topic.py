@@ -35,7 +35,6 @@ TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 CLEANUP_POLICIES = ("compact", "delete")
 
 TIERING = "tiered storage"
-REPLICATION = "replication between brokers"
 
 
 @configuration
@@ -271,7 +270,6 @@ class TopicConfig(Configuration):
         _BOOLEAN,
         "Whether a replica that is not in sync may lead when no other is left, at the price of losing records.",
         synonyms=("unclean.leader.election.enable",),
-        needs=REPLICATION,
     )
 
 

@@ -30,18 +30,20 @@ from headrace.cluster.records import (
     UnregisterBrokerRecord,
 )
 
+STALL_MS = 1_000.0
+"""Ticks further apart than this tell that the controller itself was held up."""
+
 Records: TypeAlias = list[MetadataRecord]
 
 
 class _Session:
     """A broker, as this controller hears it."""
 
-    __slots__ = ("epoch", "heard_ms", "load", "offset", "spoke_after_gone", "was_gone")
+    __slots__ = ("epoch", "heard_ms", "load", "spoke_after_gone", "was_gone")
 
     def __init__(self, epoch: int, now_ms: float) -> None:
         self.epoch = epoch
         self.heard_ms = now_ms
-        self.offset = -1
         self.load: BrokerLoad | None = None
         self.was_gone = False
         self.spoke_after_gone = False
@@ -54,9 +56,11 @@ class BrokerControl:
         self._session_timeout_ms = session_timeout_ms
         self._unclean = unclean
         self._sessions: dict[int, _Session] = {}
+        self._ticked_ms = 0.0
 
     def begin(self, image: ClusterImage, now_ms: float) -> None:
         """This controller is active from now on: nobody has been heard of, and everybody has a session's time."""
+        self._ticked_ms = now_ms
         self._sessions = {
             broker.id: _Session(broker.epoch, now_ms)
             for broker in image.brokers.values()
@@ -121,16 +125,11 @@ class BrokerControl:
         if session is None or session.epoch != broker.epoch:
             session = self._sessions[broker.id] = _Session(broker.epoch, now_ms)
         session.heard_ms = now_ms
-        session.offset = request.offset
         session.load = request.load
         session.spoke_after_gone = session.was_gone
         records: Records = []
         fenced = broker.fenced
-        if request.want_fence:
-            if not fenced:
-                records = self._fence(image, broker, controlled_shutdown=broker.controlled_shutdown)
-            fenced = True
-        elif request.want_shutdown:
+        if request.want_shutdown:
             if not broker.controlled_shutdown:
                 records = leave(image, broker.id, self._unclean, lead_on=True)
                 records.append(BrokerStateRecord(broker.id, broker.epoch, fenced, controlled_shutdown=True))
@@ -160,7 +159,16 @@ class BrokerControl:
         return self._fence(image, broker)
 
     def tick(self, image: ClusterImage, now_ms: float) -> Records:
-        """Fence one broker whose session is over, if there is one: the next follows on the image after that."""
+        """Fence one broker whose session is over, if there is one: the next follows on the image after that.
+
+        A controller that was held up itself, stopped or on a busy machine, has heard nobody meanwhile: that time is
+        nobody's silence.
+        """
+        stalled_ms = now_ms - self._ticked_ms
+        self._ticked_ms = now_ms
+        if stalled_ms > STALL_MS:
+            for each in self._sessions.values():
+                each.heard_ms += stalled_ms
         limit = now_ms - self._session_timeout_ms()
         for broker in image.brokers.values():
             if broker.fenced:
@@ -182,21 +190,12 @@ class BrokerControl:
         records.append(UnregisterBrokerRecord(node_id, broker.epoch))
         return records, ErrorCode.NONE
 
-    def _fence(
-        self, image: ClusterImage, broker: BrokerRegistration, *, controlled_shutdown: bool = False
-    ) -> Records:
+    def _fence(self, image: ClusterImage, broker: BrokerRegistration) -> Records:
         records = leave(image, broker.id, self._unclean)
-        records.append(
-            BrokerStateRecord(broker.id, broker.epoch, fenced=True, controlled_shutdown=controlled_shutdown)
-        )
+        records.append(BrokerStateRecord(broker.id, broker.epoch, fenced=True))
         return records
 
     def load(self, node_id: int) -> BrokerLoad | None:
         """What a broker last reported."""
         session = self._sessions.get(node_id)
         return None if session is None else session.load
-
-    def offset(self, node_id: int) -> int:
-        """How far a broker said it has the metadata."""
-        session = self._sessions.get(node_id)
-        return -1 if session is None else session.offset

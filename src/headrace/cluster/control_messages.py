@@ -61,7 +61,6 @@ class HeartbeatRequest(msgspec.Struct, frozen=True, array_like=True):
     node_id: int
     epoch: int
     offset: int
-    want_fence: bool = False
     want_shutdown: bool = False
     load: BrokerLoad | None = None
 

@@ -51,13 +51,11 @@ def encode_snapshot(entries: Sequence[bytes], now_ms: int) -> bytes:
     return b"".join(batches)
 
 
-def read_snapshot(fs: FileSystem, path: str) -> Iterator[bytes]:
-    """The entries of a snapshot, in order. SnapshotDamaged, before the first, when they are not all there."""
-    return decode_snapshot(fs.read(path), path)
-
-
 def decode_snapshot(data: bytes, path: str) -> Iterator[bytes]:
-    """As `read_snapshot`, of a content that was read; `path` is for what is said of it."""
+    """The entries of a snapshot, in order. SnapshotDamaged, before the first, when they are not all there.
+
+    `path` is for what is said of it.
+    """
     entries: list[bytes] = []
     footer: bytes | None = None
     try:

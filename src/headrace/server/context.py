@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from headrace.security.authorizer import CLUSTER_NAME, Authorizer, Operation, Principal, ResourceType
 
+NO_CONNECTION = 0  # of a client; connections are counted from 1
+
 
 class Peer(NamedTuple):
     """The other end of a connection."""

@@ -13,9 +13,9 @@ from headrace.base.clock import Clock, Timer
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
 from headrace.base.settings import BrokerConfig, topic_config
+from headrace.cluster.balance import next_move
 from headrace.cluster.broker_control import BrokerControl
 from headrace.cluster.control_messages import (
-    BrokerLoad,
     HeartbeatReply,
     HeartbeatRequest,
     Malformed,
@@ -66,6 +66,7 @@ class Controller:
         self.brokers = BrokerControl(lambda: config().broker_session_timeout_ms, self._is_unclean)
         self._timer: Timer | None = None
         self._balance_ms = 0.0
+        self._moved_ms = 0.0
 
     def _is_unclean(self, topic: str) -> bool:
         overrides = self._metadata.pending.config(TOPIC_RESOURCE, topic)
@@ -85,7 +86,7 @@ class Controller:
         if not active:
             return
         now_ms = self._clock.monotonic_ms()
-        self._balance_ms = now_ms
+        self._balance_ms = self._moved_ms = now_ms
         self.brokers.begin(self._metadata.pending, now_ms)
         if not self._metadata.pending.cluster_id:
             self._propose([ClusterRecord(self._cluster_id())])
@@ -123,6 +124,7 @@ class Controller:
         if records := self.brokers.tick(self._metadata.pending, now_ms):
             logger.warning("a broker's session is over")
             self._propose(records)
+        self._balance_load(now_ms)
         config = self._config()
         interval_ms = config.leader_imbalance_check_interval_seconds * 1000
         if config.auto_leader_rebalance_enable and now_ms - self._balance_ms >= interval_ms:
@@ -134,6 +136,17 @@ class Controller:
                     REBALANCED_AT_ONCE_MAX,
                 )[0]
             )
+
+    def _balance_load(self, now_ms: float) -> None:
+        config, pending = self._config(), self._metadata.pending
+        if not config.balancer_enable or now_ms - self._moved_ms < config.balancer_interval_ms:
+            return
+        self._moved_ms = now_ms
+        loads = {node_id: self.brokers.load(node_id) for node_id in pending.brokers}
+        move = next_move(pending, loads, config.balancer_tolerance_percentage / 100)
+        if move is not None:
+            logger.warning("balancer moves", extra={"fields": {"why": move.why}})
+            self._propose(move.records)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -248,10 +261,6 @@ class Controller:
         if not self._metadata.is_active:
             raise no_controller(self._metadata.quorum.leader)
         return self.brokers.unregister(self._metadata.pending, node_id)
-
-    def load(self, node_id: int) -> BrokerLoad | None:
-        """What a broker last reported of its load."""
-        return self.brokers.load(node_id)
 
 
 def _note(future: "asyncio.Future[None]") -> None:

@@ -17,7 +17,7 @@ import msgspec
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
 from headrace.security.authorizer import ANONYMOUS, AllowAll, Principal
-from headrace.server.context import Peer, RequestContext
+from headrace.server.context import NO_CONNECTION, Peer, RequestContext
 from headrace.server.metadata import MetadataStore
 from headrace.server.peers import Lane, Peers
 from headrace.server.session import Exchange
@@ -124,7 +124,7 @@ class Forwarding:
         """Have a change made that this broker itself needs, here or by the active controller. KafkaError if not."""
         encoded = encode_request(api, version, body)
         if self._metadata.is_active:
-            peer = Peer(ANONYMOUS, "", AllowAll(), 0)
+            peer = Peer(ANONYMOUS, "", AllowAll(), NO_CONNECTION)
             context = RequestContext(api, version, 0, None, peer, 0)
             result = self._handlers[api](self._broker, context, decode_request(api, version, encoded))
             if not isinstance(result, Mapping):
@@ -172,7 +172,9 @@ class Forwarding:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Malformed(str(error)) from None
         header = parse_request_header(asked.frame)
-        peer = Peer(Principal(asked.kind, asked.name), asked.host, exchange.context.peer.authorizer, 0)
+        peer = Peer(
+            Principal(asked.kind, asked.name), asked.host, exchange.context.peer.authorizer, NO_CONNECTION
+        )
         context = RequestContext(
             header.api,
             header.version,

@@ -29,10 +29,10 @@ from headrace.cluster.control_messages import RegisterRequest
 from headrace.cluster.image import ClusterImage
 from headrace.cluster.registrant import Registrant
 from headrace.consensus import metadata_log
-from headrace.consensus.raft.messages import AnyMessage, encode_message
+from headrace.consensus.raft.messages import AnyMessage, encode_message, unwrap, wrap
 from headrace.consensus.snapshots import SnapshotDamaged
 from headrace.security.authorizer import AllowAll
-from headrace.security.quotas import NoQuotas
+from headrace.server.addresses import CannotServe, advertised_of, voters_of
 from headrace.server.broker import Broker
 from headrace.server.controller import Controller
 from headrace.server.forwarding import Forwarding
@@ -55,6 +55,7 @@ from headrace.server.handlers import (
 from headrace.server.handlers.fetch import handle_fetch
 from headrace.server.handlers.produce import handle_produce
 from headrace.server.listener import Limits, Listener
+from headrace.server.load import LoadMeter, Traffic
 from headrace.server.member import Member
 from headrace.server.metadata import MetadataStore
 from headrace.server.peer_link import Address
@@ -94,7 +95,6 @@ HANDLERS: dict[Api, Handler] = {
     **partitions.HANDLERS,
     **quorum.HANDLERS,
 }
-WILDCARDS = ("", "0.0.0.0", "::")
 DIRECT: dict[Api, DirectHandler] = {
     Api.PRODUCE: handle_produce,
     Api.FETCH: handle_fetch,
@@ -144,10 +144,6 @@ def _raise_file_limit() -> None:
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-class CannotServe(Exception):
-    """Why the broker cannot start, with what to do about it."""
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -230,12 +226,13 @@ class Process:
             assert router is not None
             router.route(exchange, frame, body)  # type: ignore[arg-type]
 
-        self._listener = Listener(self._loop, self._clock, _limits(config), route, AllowAll(), NoQuotas())
+        traffic = Traffic()
+        self._listener = Listener(self._loop, self._clock, _limits(config), route, AllowAll(), traffic)
         self.port = self._bind(self._listener)
         self._flusher = Flusher(self._loop, self._on_flushed)
         self._logs = logs = self._open_logs(self._flusher)
-        host, port = _advertised(config, options.host, self.port)
-        voters = _voters(config, host, port)
+        host, port = advertised_of(config, options.host, self.port, socket.gethostname())
+        voters = voters_of(config, host, port)
         directory = self._identify(logs, alone=list(voters) == [config.node_id])
         peers = self._peers = Peers(self._loop, self._clock, config.node_id, voters)
         store = self._open_metadata(logs, self._flusher, voters, peers)
@@ -266,6 +263,7 @@ class Process:
         )
         broker.member = Member(store, peers, controller, forwarding, registration)
         broker.peers = peers
+        registration.measure = LoadMeter(broker, traffic, self._clock).measure
         broker.replication.connect(peers, broker.member)
         router = Router(
             broker,
@@ -286,6 +284,7 @@ class Process:
             ) from None
         except KafkaError as error:
             raise CannotServe(error.message) from None
+        self._check_voters(logs, voters, cluster_id)
         if "broker" in config.process_roles:
             await registration.register()
             self._belong(logs, directory, registration.cluster_id)
@@ -306,7 +305,8 @@ class Process:
         config = self._config
 
         def post(message: AnyMessage) -> None:
-            peers.link(message.to, Lane.RAFT).post(PRIVATE_RAFT, 0, encode_message(message))
+            payload = wrap(self._cluster_id(), encode_message(message))
+            peers.link(message.to, Lane.RAFT).post(PRIVATE_RAFT, 0, payload)
 
         log = logs.create(metadata_log.TOPIC, metadata_log.PARTITION, metadata_log.TOPIC_ID, TopicConfig())
         self._quorum = Quorum(
@@ -330,7 +330,16 @@ class Process:
 
         def take_raft(_: object, exchange: Exchange, frame: memoryview, body: int) -> None:
             exchange.reply_nothing()
-            store.quorum.receive(frame[body:])
+            cluster_id, message = unwrap(frame[body:])
+            mine = self._cluster_id()
+            if cluster_id and mine and cluster_id != mine:
+                # Its log is another's: heard, it could be elected, and ours be cut.
+                logger.warning(
+                    "a node of another cluster is not heard",
+                    extra={"fields": {"host": exchange.context.client_host, "cluster": cluster_id}},
+                )
+                return
+            store.quorum.receive(message)
 
         def take_forwarded(_: object, exchange: Exchange, frame: memoryview, body: int) -> None:
             work = forwarding.serve(exchange, frame, body)
@@ -369,6 +378,10 @@ class Process:
         registration.on_fatal = self._fail
         peers.on_down.append(down)
         peers.on_up.append(store.quorum.reached)
+
+    def _cluster_id(self) -> str:
+        """What this node's directory says, or has learned; empty before that."""
+        return "" if self._broker is None else self._broker.cluster_id
 
     def _fail(self, why: str) -> None:
         """This process cannot go on."""
@@ -441,6 +454,16 @@ class Process:
             )
         return meta
 
+    def _check_voters(self, logs: LogManager, voters: Mapping[int, Address], cluster_id: str) -> None:
+        """A directory of a cluster of one elects its node at once, whoever else is told to vote: two would lead."""
+        assert self._quorum is not None
+        node = self._quorum.node
+        if node is not None and len(voters) > 1 and node.log.end and set(node.voters) == {node.id}:
+            raise CannotServe(
+                f"the data directory {logs.data_dir} belongs to a cluster of its own, {cluster_id}, in which node "
+                f"{node.id} votes alone; choose another with --data, or leave out controller.quorum.voters"
+            )
+
     def _belong(self, logs: LogManager, directory: MetaProperties | None, cluster_id: str) -> None:
         """Write down which cluster a new directory belongs to."""
         if directory is None:
@@ -486,35 +509,10 @@ class Process:
             if not leaving.done():
                 leaving.cancel()
                 logger.warning("what this broker leads could not be handed over: no controller answers")
-        quorum.resign()
-        looks = int(RESIGN_TIMEOUT_S / LOOK_EVERY_S)
+        looks = int(RESIGN_TIMEOUT_S / LOOK_EVERY_S) if quorum.resign() else 0
         while quorum.is_active and others and looks:
             looks -= 1
             await asyncio.sleep(LOOK_EVERY_S)
-
-
-def _voters(config: BrokerConfig, host: str, port: int) -> dict[int, Address]:
-    """Who votes, and where they are reached; this node alone when nothing is said of others."""
-    voters: dict[int, Address] = {}
-    for text in config.controller_quorum_voters:
-        node_id, at, address = text.partition("@")
-        name, colon, number = address.rpartition(":")
-        if not at or not colon or not name or not node_id.isdigit() or not number.isdigit():
-            raise CannotServe(f"controller.quorum.voters {text!r} should read id@host:port")
-        voters[int(node_id)] = (name.strip("[]"), int(number))
-    roles = config.process_roles
-    if not voters:
-        voters = {config.node_id: (host, port)}
-    if "controller" not in roles and config.node_id in voters:
-        raise CannotServe(
-            f"node {config.node_id} is among controller.quorum.voters; "
-            "add controller to its process.roles, or take it out of the voters"
-        )
-    if "broker" not in roles and config.node_id not in voters:
-        raise CannotServe(
-            f"node {config.node_id} is no broker by its process.roles, and not among controller.quorum.voters"
-        )
-    return voters
 
 
 def _limits(config: BrokerConfig) -> Limits:
@@ -525,19 +523,3 @@ def _limits(config: BrokerConfig) -> Limits:
         queued_bytes_max=config.queued_max_request_bytes,
         idle_ms_max=config.connections_max_idle_ms,
     )
-
-
-def _advertised(config: BrokerConfig, host: str, port: int) -> tuple[str, int]:
-    """Where clients are told to connect: `advertised.listeners` if set, else where the broker listens.
-
-    A broker that listens on every address tells its host's name: no client can connect to "every address".
-    """
-    if not config.advertised_listeners:
-        return (socket.gethostname() if host in WILDCARDS else host), port
-    address = config.advertised_listeners[0].rpartition("://")[2]
-    name, _, number = address.rpartition(":")
-    if not number.isdigit():
-        raise CannotServe(
-            f"advertised.listeners {config.advertised_listeners[0]!r} should read PLAINTEXT://host:port"
-        )
-    return name.strip("[]"), int(number)

@@ -270,15 +270,16 @@ class Quorum:
 
             self._run(begin)
 
-    def resign(self) -> None:
-        """Hand leadership to the voter that has most of the log, if this node leads and there is one."""
+    def resign(self) -> bool:
+        """Hand leadership to the voter that has most of the log; False when this node does not lead, or votes alone."""
         driver = self._driver
         if driver is None or (leadership := driver.node.leadership) is None:
-            return
+            return False
         others = [voter for voter in leadership.voters if voter != self.node_id]
         if others:
             best = max(others, key=lambda voter: leadership.progress[voter].match)
             self._run(lambda: leadership.transfer(best))
+        return bool(others)
 
     # -- what is known -------------------------------------------------------------------------------------------------
 

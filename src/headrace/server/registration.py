@@ -135,7 +135,9 @@ class Registration:
             else:
                 self._waiting.append((condition, future))
         now_ms = self._clock.monotonic_ms()
-        ask = registrant.next(now_ms, self._metadata.quorum.leader, self.measure())
+        due_ms = registrant.due_ms()
+        load = self.measure() if due_ms is not None and due_ms <= now_ms else None
+        ask = registrant.next(now_ms, self._metadata.quorum.leader, load)
         if ask is not None:
             self._send(ask)
         due_ms = registrant.due_ms()

@@ -301,6 +301,10 @@ class Leadership:
         if progress.mode is Mode.REPLICATE:
             progress.probe(progress.match)
         elif progress.mode is Mode.PROBE:
+            if progress.next == progress.match and message.end < progress.match:
+                # It lacks what it had acknowledged: its disk was replaced by an empty one. It cannot be believed about
+                # the past, but it can be sent the log, which serves the cluster better than to leave it without.
+                progress.forget(message.end)
             end = self._log.end_of_term(message.last_term, message.end)
             progress.probe(min(end, progress.next - 1))
 

@@ -190,6 +190,18 @@ def decode_message(data: bytes | memoryview) -> AnyMessage:
     return message
 
 
+def wrap(cluster_id: str, message: bytes) -> bytes:
+    """A message with the id of its sender's cluster before it, which is empty as long as that is not known."""
+    name = cluster_id.encode()
+    return bytes([len(name)]) + name + message
+
+
+def unwrap(data: memoryview) -> tuple[str, memoryview]:
+    """The cluster and the message of what `wrap` made."""
+    length = data[0] if data else 0
+    return str(data[1 : 1 + length], errors="replace"), data[1 + length :]
+
+
 def encode_voters(voters: Voters) -> bytes:
     """The data of an entry, or the part of a snapshot, that says who votes."""
     return _encoder.encode(dict(sorted(voters.items())))

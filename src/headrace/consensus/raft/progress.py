@@ -119,6 +119,10 @@ class Progress:
         self._inflight.clear()
         self._inflight_bytes = 0
 
+    def forget(self, end: int) -> None:
+        """It has lost what it had from `end` on."""
+        self.match = min(self.match, end)
+
     def send_snapshot(self, end: int) -> None:
         """It needs the snapshot that reaches `end`, from its beginning."""
         self.probe(self.match)

@@ -1,0 +1,293 @@
+"""What nodes of a cluster do for each other: read-your-writes, fencing, moving, leaving, and what they refuse."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import ErrorCode, KafkaError
+from headrace.cluster.control_messages import BrokerLoad
+from headrace.cluster.image import NO_LEADER
+from headrace.cluster.reassignment import is_moving
+from headrace.server.addresses import CannotServe
+from headrace.wire.apis import Api
+from headrace.wire.headers import encode_request_header
+from headrace.wire.messages import decode_response, encode_request
+from tests.server.members import Cluster, Node, until, with_cluster
+
+DAY_MS = 86_400_000
+
+
+def test_a_change_is_seen_where_it_was_asked_for_and_then_everywhere() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        asked = await cluster.other()
+        body = {"topics": [{"name": "t", "num_partitions": 4, "replication_factor": 3}], "timeout_ms": 9_000}
+        reply = await asked.ask(Api.CREATE_TOPICS, 7, body)
+        assert reply.topics[0].error_code == 0
+        assert len(asked.image.topics["t"].partitions) == 4, "whoever asked sees it at once"
+        await until(lambda: all("t" in node.image.topics for node in cluster.alive))
+        assert len({node.image.cluster_id for node in cluster.alive}) == 1
+        blocks = await asyncio.gather(*[node.broker.producer_ids.next() for node in cluster.alive])
+        assert len({first // 1000 for first in blocks}) == 3, "no two brokers give ids of one block"
+
+    with_cluster(scenario)
+
+
+def test_a_leader_that_is_gone_is_replaced_and_comes_back_in_sync() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        active = await cluster.active()
+        leader = await cluster.other()
+        follower = await cluster.other(leader)
+        await cluster.create("t", [[leader.id, follower.id, active.id]])
+        await leader.die()
+        await until(lambda: cluster.partition("t").leader == follower.id, "for another leader")
+        now = cluster.partition("t")
+        assert leader.id not in now.isr
+        assert now.leader_epoch == 1
+        assert active.image.brokers[leader.id].fenced
+        told = await active.ask(Api.METADATA, 12, {"topics": None})
+        assert leader.id in [broker.node_id for broker in told.brokers], "listed for a while"
+        cluster.nodes[leader.id] = again = cluster.made(leader.id)
+        await again.start()
+        await until(lambda: leader.id in cluster.partition("t").isr, "for it to be in sync")
+        assert cluster.partition("t").leader == follower.id
+
+    with_cluster(scenario)
+
+
+def test_another_controller_takes_over_when_the_active_one_is_gone() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        first = await cluster.active()
+        others = [node for node in cluster.alive if node is not first]
+        await cluster.create("t", [[first.id, *[node.id for node in others]]])
+        await first.die()
+        second = await cluster.active()
+        assert second is not first
+        await until(lambda: second.image.brokers[first.id].fenced, "for it to be fenced")
+        await until(lambda: cluster.partition("t").leader in [node.id for node in others], "for a leader")
+        await cluster.create("u", [[second.id]])
+
+    with_cluster(scenario, brokers=4)
+
+
+def test_a_broker_that_stops_hands_over_before_it_goes() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        stopping = await cluster.other()
+        follower = await cluster.other(stopping)
+        await cluster.create("t", [[stopping.id, follower.id]])
+        seen: list[int] = []
+        follower.broker.metadata.watchers.append(
+            lambda old, new: seen.append(new.topics["t"].partitions[0].leader)
+        )
+        await stopping.stop()
+        await until(lambda: follower.image.brokers[stopping.id].fenced, "for it to be fenced")
+        assert cluster.partition("t").leader == follower.id
+        assert NO_LEADER not in seen, "there was a leader all the time"
+
+    with_cluster(scenario)
+
+
+def test_without_a_majority_changes_fail_clearly_and_the_rest_goes_on() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.create("t", [[1], [2], [3]])
+        left = await cluster.active()
+        for node in cluster.alive:
+            if node is not left:
+                await node.die()
+        await until(lambda: not left.is_active, "for it to notice")
+        partition = left.broker.partition("t", left.id - 1)
+        assert partition.index == left.id - 1, "it leads on"
+        with pytest.raises(KafkaError) as failed:
+            await left.ask(Api.CREATE_TOPICS, 7, {"topics": [{"name": "u"}], "timeout_ms": 500}, 500)
+        assert failed.value.code is ErrorCode.REQUEST_TIMED_OUT
+        assert "controller" in failed.value.message
+
+    with_cluster(scenario)
+
+
+def test_replicas_move_to_other_brokers_and_what_is_impossible_is_refused() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.create("t", [[1, 2]])
+        asked = await cluster.other()
+
+        async def move(replicas: list[int] | None) -> int:
+            topics = [{"name": "t", "partitions": [{"partition_index": 0, "replicas": replicas}]}]
+            reply = await asked.ask(Api.ALTER_PARTITION_REASSIGNMENTS, 1, {"topics": topics})
+            return int(reply.responses[0].partitions[0].error_code)
+
+        assert await move([1, 9]) == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+        assert await move(None) == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+        assert await move([3, 4]) == 0
+        await until(lambda: not is_moving(cluster.partition("t")), "for the move to be done")
+        now = cluster.partition("t")
+        assert (now.replicas, sorted(now.isr), now.leader) == ((3, 4), [3, 4], 3)
+        reply = await asked.ask(Api.LIST_PARTITION_REASSIGNMENTS, 0, {"topics": None})
+        assert reply.topics == []
+
+    with_cluster(scenario, brokers=4)
+
+
+def test_leadership_goes_back_to_the_preferred_replica_when_it_is_asked_for() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        asked = await cluster.other()
+        first = await cluster.other(asked)
+        await cluster.create("t", [[first.id, asked.id]])
+        await first.die()
+        await until(lambda: cluster.partition("t").leader == asked.id, "for another leader")
+        cluster.nodes[first.id] = cluster.made(first.id)
+        await cluster.nodes[first.id].start()
+        await until(lambda: first.id in cluster.partition("t").isr, "for it to be in sync")
+        reply = await asked.ask(Api.ELECT_LEADERS, 2, {"election_type": 0, "topic_partitions": None})
+        [result] = reply.replica_election_results
+        assert (result.topic, result.partition_result[0].error_code) == ("t", 0)
+        assert cluster.partition("t").leader == first.id
+
+    with_cluster(scenario)
+
+
+def test_a_node_comes_to_vote_and_another_ceases_to() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        asked = cluster.nodes[4]
+        port = cluster.ports[3]
+
+        async def add() -> int:
+            listeners = [{"name": "PLAINTEXT", "host": "127.0.0.1", "port": port}]
+            body = {"cluster_id": None, "voter_id": 4, "listeners": listeners, "timeout_ms": 9_000}
+            return int((await asked.ask(Api.ADD_RAFT_VOTER, 1, body)).error_code)
+
+        assert await add() == 0
+        assert await add() == ErrorCode.DUPLICATE_VOTER
+        leader = await cluster.active()
+        reply = await asked.ask(Api.REMOVE_RAFT_VOTER, 0, {"cluster_id": None, "voter_id": leader.id})
+        assert reply.error_code == 0
+        await until(lambda: not leader.is_active, "for another controller")
+        topic = {"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}
+        told = (await asked.ask(Api.DESCRIBE_QUORUM, 2, {"topics": [topic]})).topics[0].partitions[0]
+        assert {voter.replica_id for voter in told.current_voters} == {1, 2, 3, 4} - {leader.id}
+        assert leader.id in {observer.replica_id for observer in told.observers}
+
+    with_cluster(scenario, brokers=4)
+
+
+def test_a_broker_that_is_gone_for_good_is_forgotten() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        gone = cluster.nodes[4]
+        await gone.die()
+        active = await cluster.active()
+        await until(lambda: active.image.brokers[4].fenced, "for it to be fenced")
+        asked = await cluster.other()
+        assert (await asked.ask(Api.UNREGISTER_BROKER, 0, {"broker_id": 4})).error_code == 0
+        assert 4 not in asked.image.brokers
+        reply = await asked.ask(Api.UNREGISTER_BROKER, 0, {"broker_id": 4})
+        assert reply.error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
+
+    with_cluster(scenario, brokers=4)
+
+
+def test_more_replicas_than_brokers_are_refused_with_the_number_there_is() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        asked = await cluster.other()
+        body = {"topics": [{"name": "t", "num_partitions": 1, "replication_factor": 4}], "timeout_ms": 9_000}
+        [topic] = (await asked.ask(Api.CREATE_TOPICS, 7, body)).topics
+        assert topic.error_code == ErrorCode.INVALID_REPLICATION_FACTOR
+        assert "only 3 broker(s) are registered" in topic.error_message
+
+    with_cluster(scenario)
+
+
+def test_loads_are_reported_and_the_balancer_hands_leadership_to_who_has_less() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.create("t", [[1, 2], [1, 2], [1, 2], [1, 2]])
+        active = await cluster.active()
+        control = active.broker.member.controller.brokers
+        await until(lambda: all(control.load(number) is not None for number in (1, 2, 3)), "for reports")
+        busy = BrokerLoad(bytes_in=9e6, partitions=4, leaders=4)
+        idle = BrokerLoad(partitions=4)
+        cluster.nodes[1].process._registration.measure = lambda: busy  # type: ignore[union-attr]
+        for number in (2, 3):
+            cluster.nodes[number].process._registration.measure = lambda: idle  # type: ignore[union-attr]
+        resource = {
+            "resource_type": 4,
+            "resource_name": "",
+            "configs": [
+                {"name": "balancer.enable", "config_operation": 0, "value": "true"},
+                {"name": "balancer.interval.ms", "config_operation": 0, "value": "100"},
+            ],
+        }
+        body = {"resources": [resource]}
+        assert (await active.ask(Api.INCREMENTAL_ALTER_CONFIGS, 1, body)).responses[0].error_code == 0
+        await until(lambda: any(cluster.partition("t", i).leader == 2 for i in range(4)), "for a move")
+
+    with_cluster(scenario)
+
+
+def test_settings_of_one_broker_are_changed_by_asking_it() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        asked = await cluster.other()
+
+        async def alter(number: int) -> int:
+            config = {"name": "log.retention.ms", "config_operation": 0, "value": "60000"}
+            resource = {"resource_type": 4, "resource_name": str(number), "configs": [config]}
+            body = {"resources": [resource]}
+            frame = encode_request_header(Api.INCREMENTAL_ALTER_CONFIGS, 1, 1, "test")
+            frame += encode_request(Api.INCREMENTAL_ALTER_CONFIGS, 1, body)
+            reply = await send(asked, frame)
+            told = decode_response(Api.INCREMENTAL_ALTER_CONFIGS, 1, reply, 5)
+            return int(told.responses[0].error_code)
+
+        assert await alter(asked.id) == 0
+        assert asked.image.config(4, str(asked.id)) == {"log.retention.ms": "60000"}
+
+    with_cluster(scenario)
+
+
+async def send(node: Node, frame: bytes) -> bytes:
+    """A request to a node as a client sends it; the frame of the reply."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", node.process.port)
+    writer.write(len(frame).to_bytes(4, "big") + frame)
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    reply = await reader.readexactly(size)
+    writer.close()
+    return reply
+
+
+def test_a_clock_that_jumps_fences_nobody() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        active = await cluster.active()
+        other = await cluster.other()
+        active.clock.jump_ms = DAY_MS
+        other.clock.jump_ms = -DAY_MS
+        beaten = other.broker.member.registration.heard_ms
+        await until(lambda: other.broker.member.registration.heard_ms != beaten, "for a heartbeat")
+        assert not any(broker.fenced for broker in active.image.brokers.values())
+        assert active.is_active
+        await cluster.create("t", [[1, 2, 3]])
+
+    with_cluster(scenario)
+
+
+def test_a_directory_of_another_cluster_or_node_is_refused(tmp_path: Path) -> None:
+    async def refused(node: Node) -> str:
+        with pytest.raises(CannotServe) as refusal:
+            await node.start()
+        await node.die()
+        return str(refusal.value)
+
+    async def scenario(cluster: Cluster) -> None:
+        alone = Node(3, 0, {}, str(tmp_path / "alone"))
+        await alone.start()
+        await alone.stop()
+        await cluster.nodes[3].die()
+        here, elsewhere = cluster.nodes[1].image.cluster_id, "of-some-other-cluster-"
+        words = await refused(cluster.made(3, str(tmp_path / "alone")))
+        assert f"a cluster of its own, {alone.image.cluster_id}" in words
+        words = await refused(Node(2, 0, {}, str(tmp_path / "alone")))
+        assert "belongs to node 3, this is node 2" in words
+        (tmp_path / "other").mkdir()
+        identity = f"version=1\nnode.id=3\ndirectory.id=x\ncluster.id={elsewhere}\n"
+        (tmp_path / "other" / "meta.properties").write_text(identity)
+        words = await refused(cluster.made(3, str(tmp_path / "other")))
+        assert f"belongs to cluster {elsewhere}, this is {here}" in words
+        assert (await cluster.active()).image.cluster_id == here
+
+    with_cluster(scenario)
