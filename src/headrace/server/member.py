@@ -24,7 +24,8 @@ from headrace.wire.primitives import Malformed
 ALTER_PARTITION_VERSION = 3
 ALTER_PARTITION_TIMEOUT_MS = 5_000
 CREATE_TOPICS_VERSION = 7
-LISTED_AFTER_FENCING_MS = 9_000.0
+LISTED_AFTER_FENCING_MS = 60_000.0
+"""Longer than a broker needs to come back, with its logs recovered on a busy machine."""
 
 
 class Member:
@@ -44,6 +45,7 @@ class Member:
         self.forwarding = forwarding
         self.registration = registration
         self._fenced_ms: dict[int, float] = {}
+        self._since_ms: float | None = None  # when brokers were first told of
 
     @property
     def leader(self) -> int | None:
@@ -88,12 +90,16 @@ class Member:
 
         librdkafka waits for ever for a coordinator that vanished from the list while it was connecting to it.
         """
-        fenced_ms = self._fenced_ms
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        fenced_ms, since_ms = (
+            self._fenced_ms,
+            self._since_ms,
+        )  # since then, when it was so before this process began
         return [
             broker
             for broker in image.brokers.values()
-            if not broker.fenced
-            or now_ms - fenced_ms.get(broker.id, -LISTED_AFTER_FENCING_MS) < LISTED_AFTER_FENCING_MS
+            if not broker.fenced or now_ms - fenced_ms.get(broker.id, since_ms) < LISTED_AFTER_FENCING_MS
         ]
 
     # -- in-sync replicas ----------------------------------------------------------------------------------------------
