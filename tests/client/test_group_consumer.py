@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace import Consumer, KafkaError, Producer, TopicPartition
+from headrace import Admin, Consumer, KafkaError, NewTopic, Producer, TopicPartition
 from headrace.client.connection import Connection
 from headrace.wire.apis import Api
 
@@ -30,8 +30,6 @@ def group_config(bootstrap: str, group: str, protocol: str = "classic", **more: 
 
 async def require(bootstrap: str, protocol: str) -> None:
     """Skip where the cluster does not have the newer protocol."""
-    from headrace import Admin
-
     if protocol == "consumer":
         async with Admin({"bootstrap.servers": bootstrap}) as admin:
             connection: Connection = await admin.cluster.any_connection()
@@ -178,6 +176,26 @@ def test_listeners_hear_of_partitions_that_come_and_go(
         assert ("revoked", 2) not in careful.heard[:-1]
         assert ("lost", 1) not in careful.heard
         assert eager.heard[-1] == ("revoked", 1)
+
+    run(body())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_topic_that_is_created_after_subscribing_is_read(
+    protocol: str, cluster_bootstrap: str, run: Run
+) -> None:
+    topic, group = f"later-{uuid.uuid4().hex[:12]}", fresh_group()
+
+    async def body() -> None:
+        await require(cluster_bootstrap, protocol)
+        async with Consumer(group_config(cluster_bootstrap, group, protocol)) as consumer:
+            consumer.subscribe([topic])
+            while "to be created" not in consumer.waits_for:
+                await consumer.poll(50)
+            async with Admin(bootstrap_servers=cluster_bootstrap) as admin:
+                await admin.create_topic(NewTopic(topic, 1, 1))
+            await fill(cluster_bootstrap, topic, 1)
+            assert (await anext(consumer)).value == b"0"
 
     run(body())
 

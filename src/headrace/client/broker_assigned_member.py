@@ -96,7 +96,7 @@ class BrokerAssignedMember:
             self._soon.clear()
             if self._clock.overdue:
                 await self._leave_overdue()
-            await refresh_if_stale(self._coordinator)
+            await refresh_if_stale(self._coordinator, self._hooks.topics())
             try:
                 if not self._lost and not self._left and self._hooks.topics():
                     await self._heartbeat()

@@ -247,7 +247,7 @@ class ClassicMember:
             if self._clock.overdue:
                 await self._leave_overdue()
                 continue
-            await refresh_if_stale(self._coordinator)
+            await refresh_if_stale(self._coordinator, self._hooks.topics())
             if self._generation != NO_GENERATION and self._join is None:
                 self._check_counts()
                 await self._heartbeat()

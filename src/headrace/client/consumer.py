@@ -299,11 +299,11 @@ class Consumer(Reading):
     @property
     def waits_for(self) -> str:
         """What keeps records from coming, in words; empty when there are simply none."""
+        missing = [name for name in self.subscription if self._partition_count(name) == 0]
+        if missing and self.cluster.nodes:
+            return f"topic {missing[0]!r} to be created"
         if self._group is not None and self._group.waits_for:
             return self._group.waits_for
-        missing = [name for name in self.subscription if self._partition_count(name) == 0]
-        if missing:
-            return f"topic {missing[0]!r} to be created"
         if self._group is not None and self._group.subscribed and not self._fetcher.assigned:
             return f"partitions: group {self.config.group_id!r} has given this member none"
         if self._fetcher.assigned and all(s.paused for s in self._fetcher.assigned.values()):

@@ -7,7 +7,7 @@ middle of one.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from headrace.base.errors import KafkaError
@@ -87,9 +87,11 @@ class PollClock:
         return asyncio.get_running_loop().time() - self._polled_s > self._limit_s
 
 
-async def refresh_if_stale(coordinator: Coordinator) -> None:
-    """Metadata must not grow old while nothing is fetched: new partitions would not be noticed."""
-    if coordinator.cluster.stale:
+async def refresh_if_stale(coordinator: Coordinator, topics: Iterable[str]) -> None:
+    """Metadata must not grow old while nothing is fetched, and a topic that was not there may be there now."""
+    known = coordinator.cluster.topics
+    missing = any(topic not in known or not known[topic].partitions for topic in topics)
+    if missing or coordinator.cluster.stale:
         try:
             await coordinator.cluster.refresh()
         except KafkaError as error:
