@@ -309,7 +309,7 @@ def decode_subscription(data: bytes) -> Subscription | None:
             ]
         if version >= 2:
             reader.int32()
-        rack_id = reader.optional_text() if version >= 3 else None
+        rack_id = (reader.optional_text() or None) if version >= 3 else None  # librdkafka says "" for none
     except KafkaError:
         return None
     return None if version < 0 else Subscription(version, topics, tuple(owned), rack_id)
