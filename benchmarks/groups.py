@@ -25,6 +25,9 @@ HEARTBEAT_GROUPS, GROUP_MEMBERS, HEARTBEAT_EVERY_S = 1000, 5, 3.0
 REBALANCE_MEMBERS, REBALANCE_PARTITIONS = 20, 100
 WAIT_S = 120.0
 FIRST_DELAY_MS = "50"
+HEARTBEAT_MS = (
+    "100"  # of the rebalance: with the usual seconds between them, they would be all that is measured
+)
 
 
 def frame(api: Api, version: int, number: int, body: dict[str, object]) -> bytes:
@@ -195,7 +198,10 @@ def _rebalance(system: System, name: str, protocol: str) -> float:
     group = f"bench-{uuid.uuid4().hex[:8]}"
     config = {"bootstrap.servers": system.bootstrap, "group.id": group, "group.protocol": protocol, **QUIET}
     if protocol == "classic":
-        config |= {"heartbeat.interval.ms": 1000, "partition.assignment.strategy": "cooperative-sticky"}
+        config |= {
+            "heartbeat.interval.ms": int(HEARTBEAT_MS),
+            "partition.assignment.strategy": "cooperative-sticky",
+        }
     stopping = threading.Event()
     held: dict[int, int] = {}
     leaving = threading.Event()
@@ -240,7 +246,11 @@ def _alone(work: Callable[[System, Scale], Numbers]) -> Callable[[type[System], 
     """On a broker of its own, whose first rebalances wait only as long as members that come together need."""
 
     def run(kind: type[System], scale: Scale) -> Numbers:
-        system = kind(group_initial_rebalance_delay_ms=FIRST_DELAY_MS)
+        system = kind(
+            group_initial_rebalance_delay_ms=FIRST_DELAY_MS,
+            group_consumer_min_heartbeat_interval_ms=HEARTBEAT_MS,
+            group_consumer_heartbeat_interval_ms=HEARTBEAT_MS,
+        )
         try:
             system.start()
             return work(system, scale)
