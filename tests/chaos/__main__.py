@@ -34,7 +34,7 @@ def main() -> int:
         "--rate", type=float, default=200.0, help="records a second and writer (default: 200)"
     )
     parser.add_argument(
-        "--copiers", type=int, default=0, help="transactional copiers of the topic into another (default: 0)"
+        "--copiers", type=int, default=2, help="transactional copiers of the topic into another (default: 2)"
     )
     parser.add_argument("--faults", help="comma-separated words; only faults whose name holds one of them")
     parser.add_argument("--against", choices=("headrace", "kafka"), default="headrace")
