@@ -106,7 +106,9 @@ class MetadataStore:
     # -- the log's application -----------------------------------------------------------------------------------------
 
     def applied(self, end: int, entries: list[bytes]) -> None:
-        if self.is_active and end >= self._proposed_end:
+        if not entries:
+            image = self.image  # only entries of Raft's own
+        elif self.is_active and end >= self._proposed_end:
             image = self.pending  # of the same records: one image instead of two that are equal
         else:
             # In one step: each costs a copy of the outer maps, and a node that starts reads many.
