@@ -59,6 +59,7 @@ class Partition:
         "_low_waiters",
         "_needed",
         "_readers",
+        "cut_off",
         "damaged_at",
         "epoch_start",
         "followers",
@@ -105,6 +106,8 @@ class Partition:
         self.followers = NO_FOLLOWERS
         self.resigning = False
         """This leader wants another to lead: its disk does not take what it should."""
+        self.cut_off = False
+        """Neither the controller nor a replica in sync is heard of: another may lead, so clients are sent to look."""
         self.damaged_at: int | None = None
         """An offset that the disk does not give back as it was: a leader resigns, a follower fetches it anew."""
         self.on_trouble: Callable[[Partition], None] = _ignore
@@ -140,7 +143,7 @@ class Partition:
 
     def _lead(self, now_ms: float, led_before: bool) -> None:
         self.is_leader = True
-        self.resigning = False
+        self.resigning = self.cut_off = False
         end = self.log.log_end_offset
         if not led_before:
             self.epoch_start = end
@@ -269,7 +272,9 @@ class Partition:
         return min(self.log.config.min_insync_replicas, len(self.replicas))
 
     def check_min_insync(self) -> None:
-        """Refuse a produce with acks=all that fewer replicas would hold than the topic asks for."""
+        """Refuse a produce with acks=all that fewer replicas would hold than the topic asks for, or that cannot end."""
+        if self.cut_off:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "cut off from the cluster; another may lead")
         if len(self.isr) < self.min_insync:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
@@ -343,6 +348,16 @@ class Partition:
                 waiters.popleft()[1](error)
         self._wake_low_waiters()
         self.wake_readers()
+
+    def set_cut_off(self, alone: bool, now_ms: float, silence_ms: float) -> None:
+        """`alone`: the controller is not heard of. If a replica in sync is not either, nothing can become safe here."""
+        self.cut_off = alone and any(
+            f.session is None or now_ms - f.session.used_ms > silence_ms for f in self._needed
+        )
+        if self.cut_off:
+            for waiters in (self._acks, self._flushes):
+                while waiters:
+                    waiters.popleft()[1](ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     # -- the leader: its followers -------------------------------------------------------------------------------------
 

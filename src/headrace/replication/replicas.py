@@ -115,6 +115,7 @@ class Replicas:
         self._sending_isr = False
         self._checked_ms = 0.0
         self._damaged: dict[Partition, None] = {}
+        self._alone = False
         self._served, self._fetched = Throttle(), Throttle()
         self.configure(settings)
 
@@ -357,6 +358,16 @@ class Replicas:
                 partition.tell_log_start()
                 if partition.wants_change(now_ms, self._settings.lag_max_ms, self._eligible):
                     self._want(partition)
+
+    def hear_controller(self, heard: bool) -> None:
+        """Whether the controller has been heard of lately. Without it, replicas that all fetch go on as ever."""
+        if heard and not self._alone:
+            return
+        self._alone = not heard
+        silence_ms = 2 * self._settings.limits.max_wait_ms
+        for partition in self.table:
+            if partition.followers and partition.is_leader:
+                partition.set_cut_off(self._alone, self._edge.now_ms(), silence_ms)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 

@@ -148,6 +148,9 @@ class BrokerReplicas:
     def tick(self) -> None:
         """What is due: lagging followers, and the high watermarks for the next start."""
         self.replicas.tick()
+        heard_ms = self._broker.member.registration.heard_ms
+        timeout_ms = self._broker.config.broker_session_timeout_ms
+        self.replicas.hear_controller(heard_ms is not None and self.now_ms() - heard_ms <= timeout_ms)
         interval_ms = self._broker.config.replica_high_watermark_checkpoint_interval_ms
         if self._writing or self.now_ms() - self._written_ms < interval_ms:
             return
