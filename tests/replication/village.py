@@ -28,7 +28,7 @@ from headrace.storage.recovery import open_log
 from headrace.wire.fetch import FetchRequest
 
 TOPIC, TOPIC_ID = "t", b"t" * 16
-SETTINGS = ReplicaSettings(lag_max_ms=1_000, limits=FetchLimits(100, 1, 4_000, 1_000))
+SETTINGS = ReplicaSettings(lag_max_ms=1_000, limits=FetchLimits(100, 4_000, 1_000))
 
 
 class House:

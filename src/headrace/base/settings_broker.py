@@ -116,9 +116,6 @@ class BrokerConfig(CoordinatorConfig):
         "The most bytes of one partition that a follower asks its leader for at a time; a larger batch comes whole.",
         bound=AtLeast(0),
     )
-    replica_fetch_min_bytes: int = setting(
-        1, _INT, "How many bytes a follower's fetch waits for.", bound=AtLeast(1)
-    )
     replica_fetch_response_max_bytes: int = setting(
         10 * 1024 * 1024,
         _INT,

@@ -31,6 +31,7 @@ from headrace.wire.fetch import FetchPartition, FetchRequest, FetchResult, Fetch
 Key: TypeAlias = tuple[bytes, int]
 
 UNDER_WAY_MAX = 2
+MIN_BYTES = 1  # whatever there is: a producer may be waiting for it
 BACKOFF_MS = 50
 """After an error of one partition; most are an image that has not reached the other side yet."""
 STORAGE_BACKOFF_MS = 1_000
@@ -43,11 +44,10 @@ logger = get_logger(__name__)
 class FetchLimits:
     """How much a fetch asks for, and how long it waits."""
 
-    __slots__ = ("max_bytes", "max_wait_ms", "min_bytes", "partition_max_bytes")
+    __slots__ = ("max_bytes", "max_wait_ms", "partition_max_bytes")
 
-    def __init__(self, max_wait_ms: int, min_bytes: int, max_bytes: int, partition_max_bytes: int) -> None:
+    def __init__(self, max_wait_ms: int, max_bytes: int, partition_max_bytes: int) -> None:
         self.max_wait_ms = max_wait_ms
-        self.min_bytes = min_bytes
         self.max_bytes = max_bytes
         self.partition_max_bytes = partition_max_bytes
 
@@ -171,7 +171,7 @@ class Fetcher:
             broker_id,
             broker_epoch,
             limits.max_wait_ms,
-            limits.min_bytes,
+            MIN_BYTES,
             limits.max_bytes,
             0,
             self._session_id,

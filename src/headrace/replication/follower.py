@@ -61,6 +61,8 @@ class Follower:
         self.partition_index = partition_index
         self.session: Watcher | None = None
         self.watching = False
+        self.refused = False
+        """What it waits for will not come under the leader epoch that it named."""
         self.forget(now_ms)
 
     def forget(self, now_ms: float) -> None:
@@ -74,7 +76,6 @@ class Follower:
         self.max_bytes = 0
         self.sent_high_watermark = UNKNOWN_OFFSET
         self.sent_log_start = UNKNOWN_OFFSET
-        self.refused = False
         self.asked_again = 0
 
     @property

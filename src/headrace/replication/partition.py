@@ -251,7 +251,11 @@ class Partition:
 
     def _note_trouble(self, error: KafkaError) -> None:
         """A write that the disk refused: with others in sync, one of them should lead."""
-        if error.code is ErrorCode.KAFKA_STORAGE_ERROR and not self.resigning and len(self.isr) > 1:
+        if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
+            self._resign()
+
+    def _resign(self) -> None:
+        if self.is_leader and not self.resigning and len(self.isr) > 1:
             self.resigning = True
             self.on_trouble(self)
 
@@ -336,6 +340,7 @@ class Partition:
         """The log reports more on disk, or that it can no longer be trusted."""
         if self.log.failed:
             self.fail_waiters(ErrorCode.KAFKA_STORAGE_ERROR)
+            self._resign()
             return
         if self._flushes:
             release(self._flushes, self.log.flushed_offset, ErrorCode.NONE)

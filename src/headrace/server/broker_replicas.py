@@ -186,7 +186,6 @@ def replica_settings(config: BrokerConfig) -> ReplicaSettings:
         lag_max_ms=config.replica_lag_time_max_ms,
         limits=FetchLimits(
             config.replica_fetch_wait_max_ms,
-            config.replica_fetch_min_bytes,
             config.replica_fetch_response_max_bytes,
             config.replica_fetch_max_bytes,
         ),
