@@ -176,7 +176,7 @@ def tell_the_end_before_it_is_known() -> list[Patch]:
 
 @mutant
 def count_what_is_not_flushed() -> list[Patch]:
-    return [(partition, "FLUSH_EVERY_BATCH", 0), (fetcher, "FLUSH_EVERY_BATCH", 0)]
+    return [(partition, "FLUSH_EVERY_BATCH", 0)]
 
 
 @mutant

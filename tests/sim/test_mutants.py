@@ -1,0 +1,70 @@
+"""Bugs planted in Raft and in the cluster's code are found: each by a seed that found it before, or by another.
+
+Any change of the code shifts what a seed brings about. So where the seed that is written down does not find the bug any
+more, others are tried; a bug that none of them finds says that the simulator has become blind to it.
+"""
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from tests.sim import cluster_mutants, cluster_scenario, mutants, raft_scenario
+from tests.sim.cluster_loop import Crashed
+from tests.sim.raft_oracle import Violation
+
+OTHER_CLUSTER_SEEDS, OTHER_RAFT_SEEDS = 120, 600
+
+FOUND_IN_CLUSTERS = {
+    "acknowledge-before-the-isr-has-it": 1,
+    "an-idle-follower-is-not-looked-at-again": 4,
+    "elect-outside-the-isr": 8,
+    "forget-what-producers-sent": 3,
+    "high-watermark-from-all-followers-but-one": 5,
+    "skip-truncation-on-divergence": 7,
+    "step-back-without-telling-producers": 23,
+    "take-the-isr-from-the-answer": 20,
+    "truncate-to-the-high-watermark": 23,
+    "unclean-restart-keeps-its-place-in-the-isr": 2,
+}
+FOUND_IN_RAFT = {
+    "commit-an-older-term-by-counting": 268,
+    "forget-the-vote-on-restart": 29,
+    "forget-the-term-on-restart": 29,
+    "vote-twice-in-a-term": 3,
+    "vote-for-a-shorter-log": 6,
+    "vote-for-the-longer-log-of-an-older-term": 105,
+    "skip-truncation-on-conflict": 1,
+    "truncate-without-a-conflict": 1,
+    "accept-without-looking-at-the-entry-before": 3,
+    "reply-before-it-is-durable": 1,
+    "vote-before-it-is-durable": 197,
+    "count-its-own-log-before-it-is-durable": 1,
+    "count-a-removed-voter": 3,
+    "acknowledge-more-than-was-compared": 5,
+    "commit-more-than-was-compared": 1,
+    "read-by-an-answer-from-before": 36,
+    "restore-the-first-voters-with-a-snapshot": 12,
+    "never-send-again-what-was-lost": 1,
+}
+
+
+def is_found(run: Callable[[int], object], seeds: Iterable[int]) -> bool:
+    for seed in seeds:
+        try:
+            run(seed)
+        except (Violation, Crashed, AssertionError):
+            return True
+    return False
+
+
+@pytest.mark.timeout(900)  # a busy machine that has to look for another seed
+@pytest.mark.parametrize(("name", "seed"), FOUND_IN_CLUSTERS.items())
+def test_a_bug_planted_in_the_cluster_is_found(name: str, seed: int) -> None:
+    with cluster_mutants.planted(name):
+        assert is_found(cluster_scenario.run_seed, (seed, *range(1, OTHER_CLUSTER_SEEDS)))
+
+
+@pytest.mark.parametrize(("name", "seed"), FOUND_IN_RAFT.items())
+def test_a_bug_planted_in_raft_is_found(name: str, seed: int) -> None:
+    with mutants.planted(name):
+        assert is_found(raft_scenario.run_seed, (seed, *range(1, OTHER_RAFT_SEEDS)))
