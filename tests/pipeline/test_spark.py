@@ -182,7 +182,7 @@ dead_letters: dead
     assert spark.read.parquet(f"{tmp_path}/orders").count() == 60
     assert {event["query"] for event in events} == {"job-0-totals", "job-1-orders", "job-dead-orders"}
     runner.run_batch(job, Bounds({"startingOffsets": '{"orders":{"0":30}}'}, {}), events.append)
-    assert spark.read.parquet(f"{tmp_path}/orders").count() == 90
+    assert spark.read.parquet(f"{tmp_path}/orders-backfill").count() == 30
     assert "headrace_pipeline_rows_in" in runner.prometheus(
         {e["query"]: e for e in events if e["event"] == "progress"}
     )

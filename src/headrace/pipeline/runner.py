@@ -21,6 +21,7 @@ from headrace.pipeline.plan import Bounds, build_views, dead_letters, rows_for_t
 POLL_S = 0.25
 START_WAIT_S_MAX = 120.0
 START_ATTEMPTS_MAX = 3
+BACKFILL_SUFFIX = "-backfill"
 WORKER_LATE = "failed to connect back"  # Spark gives a worker ten seconds, and has no setting for it
 STATE_DIRECTORY = Path(".headrace", "pipelines")
 
@@ -71,7 +72,8 @@ def run_batch(job: Job, bounds: Bounds, report: Report) -> None:
                 )
                 writer.mode("append").save()
             elif sink.parquet is not None:
-                frame.write.mode("append").parquet(sink.parquet)
+                # Not beside a stream's files: readers of those go by the stream's own list, and would not see these.
+                frame.write.mode("append").parquet(sink.parquet + BACKFILL_SUFFIX)
             else:
                 frame.show(truncate=False)
             report({"event": "batch", "sink": sink.label, "seconds": round(time.monotonic() - started_s, 3)})
