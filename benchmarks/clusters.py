@@ -16,6 +16,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from benchmarks.systems import START_S, Headrace, Kafka, System, Unavailable
+from benchmarks.transactions import transactions
 from benchmarks.workloads import (
     QUIET,
     SETTLE_S,
@@ -224,6 +225,7 @@ CLUSTER_SHARED: dict[str, Callable[[System, Scale], Numbers]] = {
     "produce-java": prefixed(produce_java),
     "latency": prefixed(latency),
     "create-topics": prefixed(create_topics),
+    "transactions": prefixed(transactions),
     "write-gap": write_gap,
     "stop-gap": stop_gap,
     "rejoin": rejoin,
