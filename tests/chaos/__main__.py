@@ -10,6 +10,7 @@ The exit status is 1 when there is a violation, a record without an answer, or a
 import argparse
 import os
 import secrets
+import signal
 import sys
 import time
 from pathlib import Path
@@ -42,6 +43,8 @@ def main() -> int:
         "--logs", metavar="DIR", help="write the brokers' logs there when the run is not good"
     )
     options = parser.parse_args()
+    # Told to end in the middle, it still ends its brokers and takes its disks away.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("chaos: told to end"))
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     system: HeadraceSystem | KafkaSystem
     if options.against == "kafka":
