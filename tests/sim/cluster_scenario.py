@@ -18,6 +18,7 @@ from typing import Any
 
 from headrace.base.errors import ErrorCode
 from headrace.cluster.image import ClusterImage
+from headrace.records.batch import ATTRIBUTES_POSITION, HEADER_SIZE, parse_header
 from headrace.replication.partition import Partition
 from headrace.wire.apis import Api
 from tests.sim.cluster_clients import SimAdmin, SimProducer, SimReader
@@ -503,7 +504,7 @@ class ClusterScenario:
         self.admin.until_done(Api.ALTER_PARTITION_REASSIGNMENTS, 0, body, lambda reply: True, 2)
 
     def _flip(self) -> None:
-        """Damage a byte of a log, always of the same machine, where others were never without power."""
+        """Damage a byte of a batch that its CRC covers, always on one machine, where others never lost power."""
         if self.durability != "killed":
             return
         fs, index = self.disks[self.victim], self.random.randrange(self.partitions)
@@ -511,10 +512,17 @@ class ClusterScenario:
         names = (
             [name for name in fs.listdir(directory) if name.endswith(".log")] if fs.exists(directory) else []
         )
-        names = [name for name in names if fs.size(f"{directory}/{name}")]
+        names = [name for name in names if fs.size(f"{directory}/{name}") > HEADER_SIZE]
         if names:
             path = f"{directory}/{self.random.choice(names)}"
-            at = self.random.randrange(fs.size(path))
+            data = fs.read(path)
+            start = 0
+            while start + HEADER_SIZE < len(data) and self.random.random() < 0.8:
+                after = start + parse_header(data, start).size
+                if after + HEADER_SIZE >= len(data):
+                    break
+                start = after
+            at = min(start + self.random.randrange(ATTRIBUTES_POSITION, HEADER_SIZE), len(data) - 1)
             self.kernel.trace(f"{self.victim}: byte {at} of {path} is damaged")
             self.oracle.damage(self.victim)
             fs.flip(path, at, self.random.randrange(8))

@@ -20,11 +20,11 @@ FOUND_IN_CLUSTERS = {
     "elect-outside-the-isr": 8,
     "forget-what-producers-sent": 3,
     "high-watermark-from-all-followers-but-one": 5,
-    "skip-truncation-on-divergence": 7,
+    "skip-truncation-on-divergence": 20,
     "step-back-without-telling-producers": 23,
-    "take-the-isr-from-the-answer": 20,
-    "truncate-to-the-high-watermark": 23,
-    "unclean-restart-keeps-its-place-in-the-isr": 2,
+    "take-the-isr-from-the-answer": 1,
+    "truncate-to-the-high-watermark": 90,
+    "unclean-restart-keeps-its-place-in-the-isr": 102,
 }
 FOUND_IN_RAFT = {
     "commit-an-older-term-by-counting": 268,
