@@ -105,11 +105,8 @@ class ClusterOracle:
         for node_id, epoch in list(self.powerless.items()):
             broker = image.brokers.get(node_id)
             if broker is None or broker.epoch != epoch:
-                alone = [p for t in image.topics.values() for p in t.partitions if p.isr == (node_id,)]
-                if alone and alone[0].leader != node_id:
-                    raise Excused
                 del self.powerless[node_id]
-            elif any(p.isr == (node_id,) for t in image.topics.values() for p in t.partitions):
+            if any(p.isr == (node_id,) for t in image.topics.values() for p in t.partitions):
                 raise Excused
 
     @property
