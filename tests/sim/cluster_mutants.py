@@ -11,11 +11,7 @@ from typing import Any
 
 from headrace.base.errors import ErrorCode
 from headrace.cluster import broker_control, elections, partition_control
-from headrace.cluster.registrant import Registrant
-from headrace.consensus.raft.effects import Effects
-from headrace.consensus.raft.messages import AppendReply
-from headrace.consensus.raft.node import RaftNode
-from headrace.replication import fetcher, partition
+from headrace.replication import partition
 from headrace.replication.partition import Partition
 from headrace.replication.replicas import Replicas
 from headrace.storage import producers
@@ -83,40 +79,6 @@ def fenced_leader_leads_on_with_the_epoch_it_had() -> list[Patch]:
     ]
 
 
-@mutant
-def take_proposals_of_any_partition_epoch() -> list[Patch]:
-    original = partition_control._refusal
-
-    def refusal(image: Any, topic: Any, broker_id: int, proposal: Any) -> Any:
-        error = original(image, topic, broker_id, proposal)
-        return ErrorCode.NONE if error is ErrorCode.INVALID_UPDATE_VERSION else error
-
-    return [(partition_control, "_refusal", refusal)]
-
-
-@mutant
-def let_any_incarnation_into_the_isr() -> list[Patch]:
-    """The broker epoch under which a follower fetched is not looked at, by leader or controller."""
-    original = partition_control._refusal
-
-    def refusal(image: Any, topic: Any, broker_id: int, proposal: Any) -> Any:
-        members = tuple([(m, image.brokers[m].epoch if m in image.brokers else e) for m, e in proposal.isr])
-        return original(image, topic, broker_id, proposal._replace(isr=members))
-
-    def eligible(self: Replicas, node_id: int, broker_epoch: int) -> bool:
-        broker = self._image.brokers.get(node_id)
-        return broker is not None and broker.may_lead
-
-    def lenient(self: Replicas, node_id: int) -> int:
-        return -1
-
-    return [
-        (partition_control, "_refusal", refusal),
-        (Replicas, "_eligible", eligible),
-        (Replicas, "registered_epoch", lenient),
-    ]
-
-
 # -- the leader ----------------------------------------------------------------------------------------------------
 
 
@@ -165,16 +127,6 @@ def take_the_isr_from_the_answer() -> list[Patch]:
 
 
 @mutant
-def ignore_the_leader_epoch() -> list[Patch]:
-    return [(Partition, "check_epoch", lambda self, epoch: None)]
-
-
-@mutant
-def tell_the_end_before_it_is_known() -> list[Patch]:
-    return [(Partition, "end_is_known", property(lambda self: True))]
-
-
-@mutant
 def count_what_is_not_flushed() -> list[Patch]:
     return [(partition, "FLUSH_EVERY_BATCH", 0)]
 
@@ -211,67 +163,8 @@ def truncate_to_the_high_watermark() -> list[Patch]:
 
 
 @mutant
-def take_replies_that_an_election_has_overtaken() -> list[Patch]:
-    original = fetcher.Fetcher._apply
-
-    def apply(self: Any, key: Any, followed: Any, result: Any, *args: Any) -> None:
-        if not followed.partition.is_leader:
-            followed.leader_epoch = followed.partition.leader_epoch
-        original(self, key, followed, result, *args)
-
-    def add(self: Any, partition_: Partition) -> None:
-        key = (partition_.topic_id, partition_.index)
-        if key not in self._followed:
-            self._followed[key] = fetcher._Followed(partition_)
-        self._flushing.pop(key, None)
-        self._later.pop(key, None)
-        self._due[key] = None
-
-    return [(fetcher.Fetcher, "_apply", apply), (fetcher.Fetcher, "add", add)]
-
-
-@mutant
 def forget_what_producers_sent() -> list[Patch]:
     return [(producers, "replay_headers", lambda *args: None), (ProducerState, "check", lambda *args: None)]
-
-
-# -- the metadata --------------------------------------------------------------------------------------------------
-
-
-@mutant
-def reply_before_it_is_durable() -> list[Patch]:
-    original = Effects.bundle
-
-    def bundle(self: Effects, *args: Any) -> Any:
-        replies = [message for message in self.messages if type(message) is AppendReply]
-        self.messages = [message for message in self.messages if type(message) is not AppendReply]
-        self.early += replies
-        return original(self, *args)
-
-    return [(Effects, "bundle", bundle)]
-
-
-@mutant
-def forget_the_vote_on_restart() -> list[Patch]:
-    original = RaftNode.__init__
-
-    def init(self: RaftNode, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        self.vote = None
-
-    return [(RaftNode, "__init__", init)]
-
-
-@mutant
-def never_come_back_after_being_fenced() -> list[Patch]:
-    original = Registrant.heard
-
-    def heard(self: Registrant, reply: Any, now_ms: float) -> None:
-        original(self, reply, now_ms)
-        if reply.error == ErrorCode.NONE and reply.fenced:
-            self._next_ms = now_ms + 1e12
-
-    return [(Registrant, "heard", heard)]
 
 
 @mutant

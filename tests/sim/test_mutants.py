@@ -17,7 +17,10 @@ OTHER_CLUSTER_SEEDS, OTHER_RAFT_SEEDS = 120, 600
 FOUND_IN_CLUSTERS = {
     "acknowledge-before-the-isr-has-it": 1,
     "an-idle-follower-is-not-looked-at-again": 4,
+    "count-what-is-not-flushed": 59,
+    "do-not-wait-for-replicas-that-were-proposed": 179,
     "elect-outside-the-isr": 8,
+    "fenced-leader-leads-on-with-the-epoch-it-had": 27,
     "forget-what-producers-sent": 3,
     "high-watermark-from-all-followers-but-one": 5,
     "skip-truncation-on-divergence": 20,
@@ -55,6 +58,10 @@ def is_found(run: Callable[[int], object], seeds: Iterable[int]) -> bool:
         except (Violation, Crashed, AssertionError):
             return True
     return False
+
+
+def test_every_bug_planted_in_the_cluster_has_a_seed() -> None:
+    assert FOUND_IN_CLUSTERS.keys() == cluster_mutants.MUTANTS.keys()
 
 
 @pytest.mark.timeout(900)  # a busy machine that has to look for another seed
