@@ -37,6 +37,7 @@ from headrace.server.broker import Broker
 from headrace.server.controller import Controller
 from headrace.server.forwarding import Forwarding
 from headrace.server.handlers import (
+    acls,
     alter_partition,
     cluster,
     configs,
@@ -90,6 +91,7 @@ HANDLERS: dict[Api, Handler] = {
     **group_offsets.HANDLERS,
     **txn.HANDLERS,
     **txn_admin.HANDLERS,
+    **acls.HANDLERS,
     **txn_offsets.HANDLERS,
     **alter_partition.HANDLERS,
     **partitions.HANDLERS,
