@@ -178,7 +178,7 @@ def test_a_group_changes_its_protocol_member_by_member_and_back(quick: Broker) -
         with second:
             wait_until(lambda: share(first, second), "both protocols share", first, second)
         wait_until(lambda: first.held == ALL, "the classic member holds all again", first)
-    wait_until(lambda: len(set(first.seen + second.seen)) == 40, "every record is read", first, second)
+        wait_until(lambda: len(set(first.seen + second.seen)) == 40, "every record is read", first, second)
     assert committed(quick.bootstrap, group, topic) == [10] * PARTITIONS
 
 
