@@ -13,7 +13,7 @@ Headers = list[tuple[str, bytes | None]]
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 # Old enough to tell CreateTime from the broker's clock, young enough for default retention not to delete it.
 AGE_MS = 3_600_000
-WAIT_S = 30.0
+WAIT_S = 60.0
 # librdkafka writes to standard error, past pytest, when a broker goes away at the end of a test.
 QUIET = {"log_level": 0}
 

@@ -9,7 +9,7 @@ from headrace.wire.apis import Api
 from headrace.wire.headers import encode_request_header, parse_response_header
 from headrace.wire.messages import Message, decode_response, encode_request
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class RawClient:

@@ -13,7 +13,7 @@ from headrace.wire.apis import PRIVATE_RAFT, Api
 from headrace.wire.headers import encode_response_header, parse_request_header
 from headrace.wire.messages import encode_response
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 SIZE = Struct(">i")
 
 

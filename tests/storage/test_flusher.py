@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headrace.storage import flusher as module
 from headrace.storage.flusher import Flusher, FlusherClosed
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class FakeLoop:

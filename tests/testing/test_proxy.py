@@ -10,7 +10,7 @@ import pytest
 from headrace.testing.ports import free_ports
 from headrace.testing.proxy import CLIENTS, Cables
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 def frame(client_id: bytes, body: bytes = b"") -> bytes:

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 LOOK_EVERY_S = 0.02
 
 
