@@ -1,5 +1,6 @@
 """Cables between brokers: who is cut off from whom, and what becomes of what was on its way."""
 
+import gc
 import socket
 import struct
 from collections.abc import Iterator
@@ -112,3 +113,21 @@ def test_a_broker_that_is_gone_resets_connections() -> None:
             client.sendall(CLIENT)
             with pytest.raises(ConnectionResetError):
                 received(client, 1)
+
+
+def test_connections_made_in_the_moment_of_closing_are_closed_too() -> None:
+    for _ in range(30):
+        with broker_behind_cables() as (_, cables, port):
+            clients = [connect(port) for _ in range(4)]
+            cables.close()
+        for client in clients:
+            with client:
+                assert ended(client)
+    gc.collect()  # a socket that was forgotten complains here, and fails the test
+
+
+def ended(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True

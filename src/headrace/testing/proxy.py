@@ -40,12 +40,15 @@ class Cables:
         self._mended: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[socket.socket] = []
+        self._accepted: set[socket.socket] = (
+            set()
+        )  # not closed yet, whatever becomes of the task that carries them
         self._loop = asyncio.new_event_loop()
         for number, port in ports.items():
             listener = socket.create_server((host, port), backlog=BACKLOG)
             listener.setblocking(False)
             self._listeners.append(listener)
-            self._loop.call_soon(self._spawn, self._accept(listener, number))
+            self._loop.call_soon(self._loop.add_reader, listener, self._accept, listener, number)
         self._thread = threading.Thread(target=self._run, name="cables", daemon=True)
         self._thread.start()
 
@@ -92,12 +95,14 @@ class Cables:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
+            for listener in self._listeners:
+                self._loop.remove_reader(listener)
             for task in self._tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
         finally:
-            for listener in self._listeners:
-                listener.close()
+            for sock in (*self._listeners, *self._accepted):
+                sock.close()
             self._loop.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -105,11 +110,15 @@ class Cables:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self, listener: socket.socket, number: int) -> None:
-        while True:
-            client, _ = await self._loop.sock_accept(listener)
-            client.setblocking(False)
-            self._spawn(self._carry(client, number))
+    def _accept(self, listener: socket.socket, number: int) -> None:
+        """Take one connection, in one step: a task that is cancelled while it accepts would lose the socket."""
+        try:
+            client, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        client.setblocking(False)
+        self._accepted.add(client)
+        self._spawn(self._carry(client, number))
 
     async def _carry(self, client: socket.socket, number: int) -> None:
         broker = socket.socket()
@@ -129,6 +138,7 @@ class Cables:
                 with contextlib.suppress(OSError):
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 sock.close()
+            self._accepted.discard(client)
 
     async def _first_frame(self, client: socket.socket) -> tuple[bytes, int]:
         """What the connection begins with, up to the client id, and the node that it names."""
