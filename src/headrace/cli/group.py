@@ -4,13 +4,12 @@ import argparse
 import csv
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.cli.consume import parse_start
-from headrace.cli.options import add_client_options, client_config, run
+from headrace.cli.options import add_action, add_client_options, client_config
 from headrace.cli.output import print_json, print_table
-from headrace.cli.parser import CommandError, Parser, UsageError, subcommands
+from headrace.cli.parser import CommandError, UsageError, subcommands
 from headrace.client.admin import Admin
 from headrace.client.group_admin import (
     GroupInfo,
@@ -36,11 +35,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the actions."""
     add_client_options(parser)
     actions = subcommands(parser)
-    listing = _action(actions, "list", "list groups", list_all, "headrace group list --state stable")
+    listing = add_action(actions, "list", "list groups", list_all, "headrace group list --state stable")
     listing.add_argument("--state", metavar="STATE", action="append", default=[], help="only in this state")
     listing.add_argument("--type", metavar="TYPE", action="append", default=[], help="classic or consumer")
     listing.add_argument("--json", action="store_true", help="as JSON")
-    describe = _action(
+    describe = add_action(
         actions,
         "describe",
         "describe groups: who reads what, and how far it is behind",
@@ -50,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     describe.add_argument("groups", metavar="GROUP", nargs="+")
     describe.add_argument("--members", action="store_true", help="the members instead of the partitions")
     describe.add_argument("--json", action="store_true", help="as JSON")
-    reset = _action(
+    reset = add_action(
         actions,
         "reset",
         "set the offsets of a group without members",
@@ -76,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--file", metavar="PATH", type=Path, help="lines of topic,partition,offset")
     reset.add_argument("--dry-run", action="store_true", help="only show what would be committed")
     reset.add_argument("--json", action="store_true", help="as JSON")
-    delete = _action(
+    delete = add_action(
         actions,
         "delete",
         "delete groups without members, and their offsets",
@@ -84,18 +83,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "headrace group delete readers",
     )
     delete.add_argument("groups", metavar="GROUP", nargs="+")
-
-
-def _action(actions: Any, name: str, summary: str, handler: Any, example: str) -> Parser:
-    parser: Parser = actions.add_parser(
-        name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog=f"example:\n  {example}",
-    )
-    add_client_options(parser, action=True)
-    parser.set_defaults(run=lambda options: run(handler(options)))
-    return parser
 
 
 def _topic(text: str) -> tuple[str, list[int]]:

@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from headrace.base.errors import KafkaError
-from headrace.cli.parser import CommandError, UsageError, key_value
+from headrace.cli.parser import CommandError, Parser, UsageError, key_value
 from headrace.client.config import KEYS, check_keys, foreign_keys
 from headrace.client.errors import ClientError, ConfigError
 
@@ -47,6 +47,19 @@ def add_client_options(parser: argparse.ArgumentParser, *, action: bool = False)
         default=argparse.SUPPRESS if action else [],
         help="one Kafka client key; may be repeated",
     )
+
+
+def add_action(actions: Any, name: str, summary: str, handler: Any, example: str) -> Parser:
+    """Declare one action of a client command (`topic list`): its help, how it reaches the cluster, what it runs."""
+    parser: Parser = actions.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=f"example:\n  {example}",
+    )
+    add_client_options(parser, action=True)
+    parser.set_defaults(run=lambda options: run(handler(options)))
+    return parser
 
 
 def client_config(options: argparse.Namespace, *clients: str) -> dict[str, object]:

@@ -8,13 +8,12 @@ import argparse
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.cli.moves import NoRoom, Replicas, spread, without
-from headrace.cli.options import add_client_options, client_config, run
+from headrace.cli.options import add_action, add_client_options, client_config
 from headrace.cli.output import print_json, print_table
-from headrace.cli.parser import CommandError, Parser, UsageError, subcommands, whole_number
+from headrace.cli.parser import CommandError, UsageError, subcommands, whole_number
 from headrace.client.admin import Admin
 from headrace.client.cluster import TopicInfo
 from headrace.client.cluster_admin import (
@@ -44,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the actions."""
     add_client_options(parser)
     actions = subcommands(parser)
-    reassign = _action(
+    reassign = add_action(
         actions,
         "reassign",
         "move replicas to other brokers",
@@ -73,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     reassign.add_argument("--wait", action="store_true", help="return when the moves are done")
     reassign.add_argument("--dry-run", action="store_true", help="only show what would be moved")
     reassign.add_argument("--json", action="store_true", help="as JSON")
-    elect = _action(
+    elect = add_action(
         actions,
         "elect",
         "give leadership back to the preferred replicas",
@@ -93,18 +92,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="of partitions without a leader: take a replica that lives although it may lack records",
     )
     elect.add_argument("--json", action="store_true", help="as JSON")
-
-
-def _action(actions: Any, name: str, summary: str, handler: Any, example: str) -> Parser:
-    parser: Parser = actions.add_parser(
-        name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog=f"example:\n  {example}",
-    )
-    add_client_options(parser, action=True)
-    parser.set_defaults(run=lambda options: run(handler(options)))
-    return parser
 
 
 def _topic_or_partition(text: str) -> tuple[str, int | None]:

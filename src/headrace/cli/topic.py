@@ -5,7 +5,7 @@ from typing import Any
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.ids import format_id
-from headrace.cli.options import add_client_options, client_config, run
+from headrace.cli.options import add_action, add_client_options, client_config
 from headrace.cli.output import print_json, print_table
 from headrace.cli.parser import CommandError, Parser, UsageError, key_value, subcommands, whole_number
 from headrace.client.admin import Admin, ConfigOp, ConfigResource, ConfigSource, NewTopic, ResourceType
@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_client_options(parser)
     actions = subcommands(parser)
 
-    create = _action(
+    create = add_action(
         actions, "create", "create a topic", create_topic, "headrace topic create orders -p 6 -r 1"
     )
     create.add_argument("name", metavar="NAME")
@@ -50,10 +50,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="only ask the broker whether it would create it"
     )
 
-    listing = _action(actions, "list", "list topics", list_topics, "headrace topic list --json")
+    listing = add_action(actions, "list", "list topics", list_topics, "headrace topic list --json")
     listing.add_argument("--json", action="store_true", help="as JSON")
 
-    describe = _action(
+    describe = add_action(
         actions, "describe", "describe topics", describe_topics, "headrace topic describe orders --offsets"
     )
     describe.add_argument("names", metavar="NAME", nargs="*", help="topics (default: all)")
@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     describe.add_argument("--json", action="store_true", help="as JSON")
 
-    alter = _action(
+    alter = add_action(
         actions,
         "alter",
         "add partitions, change settings",
@@ -78,23 +78,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--unset", metavar="KEY", action="append", default=[], help="go back to the default of a setting"
     )
 
-    delete = _action(
+    delete = add_action(
         actions, "delete", "delete topics and their records", delete_topics, "headrace topic delete orders"
     )
     delete.add_argument("names", metavar="NAME", nargs="+")
     delete.add_argument("--if-exists", action="store_true", help="succeed when there is no such topic")
-
-
-def _action(actions: Any, name: str, summary: str, handler: Any, example: str) -> Parser:
-    parser: Parser = actions.add_parser(
-        name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog=f"example:\n  {example}",
-    )
-    add_client_options(parser, action=True)
-    parser.set_defaults(run=lambda options: run(handler(options)))
-    return parser
 
 
 def _add_settings(parser: Parser) -> None:

@@ -2,11 +2,10 @@
 
 import argparse
 import time
-from typing import Any
 
-from headrace.cli.options import add_client_options, client_config, run
+from headrace.cli.options import add_action, add_client_options, client_config
 from headrace.cli.output import print_json, print_table
-from headrace.cli.parser import Parser, UsageError, subcommands, whole_number
+from headrace.cli.parser import UsageError, subcommands, whole_number
 from headrace.client.admin import Admin
 from headrace.client.admin_txn import (
     TransactionInfo,
@@ -32,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the actions."""
     add_client_options(parser)
     actions = subcommands(parser)
-    listing = _action(
+    listing = add_action(
         actions, "list", "list transactional ids", list_all, "headrace txn list --state Ongoing"
     )
     listing.add_argument(
@@ -43,12 +42,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="only ids in this state; may be repeated",
     )
     listing.add_argument("--json", action="store_true", help="as JSON")
-    describe = _action(
+    describe = add_action(
         actions, "describe", "describe transactional ids", describe_some, "headrace txn describe copier-1"
     )
     describe.add_argument("ids", metavar="ID", nargs="+")
     describe.add_argument("--json", action="store_true", help="as JSON")
-    abort = _action(
+    abort = add_action(
         actions,
         "abort",
         "shut a producer out and abort what it has open",
@@ -65,18 +64,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=whole_number(0),
         help="where that transaction began; without it, those open are listed",
     )
-
-
-def _action(actions: Any, name: str, summary: str, handler: Any, example: str) -> Parser:
-    parser: Parser = actions.add_parser(
-        name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog=f"example:\n  {example}",
-    )
-    add_client_options(parser, action=True)
-    parser.set_defaults(run=lambda options: run(handler(options)))
-    return parser
 
 
 def _partition(text: str) -> TopicPartition:
