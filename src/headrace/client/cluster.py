@@ -339,6 +339,9 @@ class Cluster:
                 "cannot connect", extra={"fields": {"host": host, "port": port, "reason": error.message}}
             )
             raise
+        if self._links.get((link.address, link.purpose)) is not link:
+            connection.close()  # its address was forgotten meanwhile: nobody would ever close it
+            raise Disconnected(f"{host}:{port} is no broker of the cluster any more")
         link.failures = 0
         link.connection = connection
         return connection
@@ -361,9 +364,15 @@ class Cluster:
             tasks.append(self._refresh)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        open_ones = [link.connection for link in self._links.values() if link.connection is not None]
-        await asyncio.gather(*(connection.finish(FINISH_TIMEOUT_MS) for connection in open_ones))
+        open_ones: list[Connection] = []
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+            open_ones += [link.connection for link in self._links.values() if link.connection is not None]
+            await asyncio.gather(*(connection.finish(FINISH_TIMEOUT_MS) for connection in open_ones))
+        finally:  # a close that is cancelled closes all the same
+            for link in self._links.values():
+                if link.connection is not None:
+                    link.connection.close()
 
 
 def _retrieve(task: "asyncio.Task[Any]") -> None:

@@ -195,8 +195,11 @@ class Connection:
                 async with asyncio.timeout(timeout_ms / 1000):
                     await self.closed.wait()
             except TimeoutError:
-                self._stream.abort()
-            self._fail_waiting()
+                pass
+            finally:  # also when whoever closes the client is cancelled: no socket may be left behind
+                if not self.closed.is_set():
+                    self._stream.abort()
+                self._fail_waiting()
 
     # -- the stream's side ------------------------------------------------------------------------------------------
 
