@@ -135,8 +135,10 @@ class ArrowWriter:
         """Close the connections; an open transaction stays open."""
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.cluster.close()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            await self.cluster.close()
 
     # -- rows to batches --------------------------------------------------------------------------------------------
 

@@ -118,8 +118,10 @@ class Consumer(Reading):
             if self._group is not None and not self._fetcher.closed:
                 await self._group.close(commit=commit)
         finally:
-            await self._fetcher.close()
-            await self.cluster.close()
+            try:
+                await self._fetcher.close()
+            finally:
+                await self.cluster.close()
 
     # -- what is read -----------------------------------------------------------------------------------------------
 

@@ -332,9 +332,13 @@ class Producer:
         except TimeoutError:
             pass
         finally:
-            if self._sender is not None:
-                await self._sender.stop(Closed("the producer was closed before the record was acknowledged"))
-            await self.cluster.close()
+            try:
+                if self._sender is not None:
+                    await self._sender.stop(
+                        Closed("the producer was closed before the record was acknowledged")
+                    )
+            finally:
+                await self.cluster.close()
 
     def statistics(self) -> Statistics:
         """Counters since the producer began, and gauges of now; `prometheus_text` renders them."""
