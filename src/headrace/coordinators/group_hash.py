@@ -4,17 +4,27 @@ from functools import lru_cache
 from typing import Final
 
 HASHES_REMEMBERED_MAX: Final = 8192
+LONG_HASHES_REMEMBERED_MAX: Final = 64
+LONG: Final = 512
 _INT_MIN: Final = -(2**31)
 
 
-@lru_cache(maxsize=HASHES_REMEMBERED_MAX)
 def java_hash(text: str) -> int:
     """String.hashCode: over UTF-16 units, wrapping at 32 bits, signed."""
+    return _short_hash(text) if len(text) < LONG else _long_hash(text)
+
+
+def _hash(text: str) -> int:
     data = text.encode("utf-16-be", "surrogatepass")
     value = 0
     for position in range(0, len(data), 2):
         value = (value * 31 + (data[position] << 8) + data[position + 1]) & 0xFFFFFFFF
     return value - (1 << 32) if value >= 1 << 31 else value
+
+
+_short_hash = lru_cache(maxsize=HASHES_REMEMBERED_MAX)(_hash)
+_long_hash = lru_cache(maxsize=LONG_HASHES_REMEMBERED_MAX)(_hash)
+"""Ids may be 32 KB long: few of those are kept."""
 
 
 def partition_for(key: str, count: int) -> int:

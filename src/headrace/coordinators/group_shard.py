@@ -167,15 +167,18 @@ class GroupShard(GroupMembers):
         longest = self._config().offset_metadata_max_bytes
         results: CommitResult = []
         records: list[Record] = []
-        for each in commits:
-            if len(each.metadata) > longest:
-                results.append((each.topic, each.partition, ErrorCode.OFFSET_METADATA_TOO_LARGE))
+        for topic, index, offset, leader_epoch, metadata in commits:
+            if len(metadata) > longest:
+                results.append((topic, index, ErrorCode.OFFSET_METADATA_TOO_LARGE))
                 continue
-            value = OffsetValue(each.offset, each.leader_epoch, each.metadata, now_ms, expires_ms)
-            records.append((offset_key(who.group_id, each.topic, each.partition), offset_value(value)))
-            results.append((each.topic, each.partition, ErrorCode.NONE))
+            value = OffsetValue(offset, leader_epoch, metadata, now_ms, expires_ms)
+            records.append((offset_key(who.group_id, topic, index), offset_value(value)))
+            results.append((topic, index, ErrorCode.NONE))
 
         def stored(error: ErrorCode, now_ms: int, out: Effects) -> None:
+            if error is ErrorCode.NONE:
+                done(results)
+                return
             told = append_error(error, ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
             done([(topic, index, code or told) for topic, index, code in results])
 

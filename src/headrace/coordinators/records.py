@@ -8,6 +8,7 @@ encoded here decodes to the same. Keys of other kinds decode to None; those of t
 """
 
 import struct
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from headrace.base.errors import ErrorCode, KafkaError
@@ -19,11 +20,15 @@ VALUE_VERSION: Final = 3
 EXPIRING_VALUE_VERSION: Final = 1
 FLEXIBLE_FROM: Final = 4
 NEVER: Final = -1
+KEYS_REMEMBERED_MAX: Final = 8192
+"""Of offsets: consumers commit the same partitions again and again."""
+KEY_REMEMBERED_BYTES_MAX: Final = 512
 
 _SHORT = struct.Struct(">h")
 _INT = struct.Struct(">i")
 _LONG = struct.Struct(">q")
 _PLAIN_OFFSET = struct.Struct(">hqih")
+_BARE_OFFSET = struct.Struct(">hqihq")
 _OFFSET_KEYS = (_SHORT.pack(OFFSET_KEY_VERSION), _SHORT.pack(0))
 _PLAIN_VERSION = _SHORT.pack(VALUE_VERSION)
 
@@ -77,7 +82,16 @@ class GroupValue(NamedTuple):
 
 
 def offset_key(group: str, topic: str, partition: int) -> bytes:
+    if len(group) < KEY_REMEMBERED_BYTES_MAX:
+        return _remembered_offset_key(group, topic, partition)
+    return _new_offset_key(group, topic, partition)
+
+
+def _new_offset_key(group: str, topic: str, partition: int) -> bytes:
     return b"".join((_SHORT.pack(OFFSET_KEY_VERSION), _string(group), _string(topic), _INT.pack(partition)))
+
+
+_remembered_offset_key = lru_cache(maxsize=KEYS_REMEMBERED_MAX)(_new_offset_key)
 
 
 def group_key(group: str) -> bytes:
@@ -95,15 +109,11 @@ def offset_value(value: OffsetValue) -> bytes:
                 _LONG.pack(value.expire_timestamp_ms),
             )
         )
-    return b"".join(
-        (
-            _SHORT.pack(VALUE_VERSION),
-            _LONG.pack(value.offset),
-            _INT.pack(value.leader_epoch),
-            _string(value.metadata),
-            _LONG.pack(value.commit_timestamp_ms),
-        )
-    )
+    offset, epoch, metadata, committed_ms, _ = value
+    if not metadata:
+        return _BARE_OFFSET.pack(VALUE_VERSION, offset, epoch, 0, committed_ms)
+    data = metadata.encode()
+    return _PLAIN_OFFSET.pack(VALUE_VERSION, offset, epoch, len(data)) + data + _LONG.pack(committed_ms)
 
 
 def group_value(value: GroupValue) -> bytes:
@@ -135,7 +145,8 @@ def group_value(value: GroupValue) -> bytes:
 def decode_key(data: bytes) -> OffsetKey | GroupKey | None:
     """What a record is about; None for kinds that are not known here."""
     if data[:2] in _OFFSET_KEYS:
-        return _plain_offset_key(data)
+        remembered = len(data) <= KEY_REMEMBERED_BYTES_MAX
+        return _remembered_plain_key(data) if remembered else _plain_offset_key(data)
     reader = RecordReader(data)
     version = reader.int16()
     if version == GROUP_KEY_VERSION:
@@ -156,6 +167,9 @@ def _plain_offset_key(data: bytes) -> OffsetKey:
     raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "a key of an offset is cut short")
 
 
+_remembered_plain_key = lru_cache(maxsize=KEYS_REMEMBERED_MAX)(_plain_offset_key)
+
+
 def decode_offset(data: bytes) -> OffsetValue:
     if data[:2] == _PLAIN_VERSION:
         return _plain_offset(data)
@@ -172,6 +186,10 @@ def decode_offset(data: bytes) -> OffsetValue:
 def _plain_offset(data: bytes) -> OffsetValue:
     """Version 3, which all but a few are: by position too."""
     try:
+        if len(data) == _BARE_OFFSET.size:
+            _, offset, leader_epoch, size, committed_ms = _BARE_OFFSET.unpack(data)
+            if size == 0:
+                return OffsetValue(offset, leader_epoch, "", committed_ms)
         _, offset, leader_epoch, size = _PLAIN_OFFSET.unpack_from(data)
         end = _PLAIN_OFFSET.size + size
         if size >= 0:

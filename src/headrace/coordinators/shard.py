@@ -187,9 +187,10 @@ class Shard(Generic[M]):
         """One step of the machine, and what it asks for."""
         out = Effects()
         step(self.machine, self._world.now_ms(), out)
-        self._carry_out(out)
+        self.carry_out(out)
 
-    def _carry_out(self, out: Effects) -> None:
+    def carry_out(self, out: Effects) -> None:
+        """What a step of the machine asked for."""
         if out.timers and not self.closed:
             for key, delay_ms in out.timers.items():
                 self._set(key, delay_ms)
@@ -270,15 +271,17 @@ class Shard(Generic[M]):
         partition.when_safe(end, flushed, True, done)
 
     def _committed(self, writes: Sequence[Write], telling: bool) -> None:
-        for write in writes:
-            if write.replayed and not self.closed:
-                for key, value in write.records:
-                    if write.producer is None:
-                        self.machine.replay(key, value)
+        machine, now_ms, out = self.machine, self._world.now_ms(), Effects()
+        for records, then, replayed, _, producer in writes:
+            if replayed and not self.closed:
+                for key, value in records:
+                    if producer is None:
+                        machine.replay(key, value)
                     else:
-                        self.machine.replay_open(write.producer[0], key, value)
-            if telling and write.then is not None:
-                self._told(write, ErrorCode.NONE)
+                        machine.replay_open(producer[0], key, value)
+            if telling and then is not None:
+                then(ErrorCode.NONE, now_ms, out)
+        self.carry_out(out)
 
     def _failed(self, writes: Sequence[Write], error: ErrorCode, telling: bool = True) -> None:
         """Records that are not stored. A machine that is ahead of its log by them has to be loaded anew."""
@@ -296,7 +299,7 @@ class Shard(Generic[M]):
         if write.then is not None:
             out = Effects()
             write.then(error, self._world.now_ms(), out)
-            self._carry_out(out)
+            self.carry_out(out)
 
     def append_marker(
         self, batch: bytes, producer_id: int, marker: EndTransactionMarker, done: Callable[[ErrorCode], None]

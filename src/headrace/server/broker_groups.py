@@ -135,9 +135,10 @@ class GroupCoordinator:
         self, who: Committer, commits: Sequence[Commit], done: Callable[[CommitResult], None]
     ) -> None:
         """Commit, and be told how it went; without a future, because commits are many."""
-        self._shard(who.group_id).run(
-            lambda machine, now_ms, out: machine.commit(who, commits, done, now_ms, out)
-        )
+        shard = self._shard(who.group_id)
+        out = Effects()
+        shard.machine.commit(who, commits, done, self._broker.clock.now_ms(), out)
+        shard.carry_out(out)
 
     def flush_later(self, session: Session) -> None:
         """Have a session send what it was answered, once, when this turn's answers are all given."""

@@ -5,8 +5,13 @@ but its versions below 3 carry message formats that Kafka 4 no longer takes: the
 """
 
 from enum import IntEnum
+from functools import lru_cache
+from typing import Final
 
 from headrace.wire.schema import message_schema
+
+VERSIONS_REMEMBERED_MAX: Final = 1024
+"""How many pairs of API and version are known without looking: more than there are, less than can be asked for."""
 
 
 class Api(IntEnum):
@@ -171,12 +176,14 @@ PRIVATE_HEARTBEAT = PRIVATE_FROM + 2
 PRIVATE_FORWARD = PRIVATE_FROM + 3
 
 
+@lru_cache(maxsize=VERSIONS_REMEMBERED_MAX)
 def is_supported(api: int, version: int) -> bool:
     """Whether a request of this API and version is served."""
     first, last = SUPPORTED.get(api) or BETWEEN_BROKERS.get(api, (0, -1))  # type: ignore[call-overload]
     return bool(first <= version <= last)
 
 
+@lru_cache(maxsize=VERSIONS_REMEMBERED_MAX)
 def is_flexible(api: int, version: int) -> bool:
     """Whether this version uses compact types and tagged fields."""
     return api < PRIVATE_FROM and message_schema(api, "request").flexible(version)

@@ -45,7 +45,7 @@ def parse_request_header(buf: Buffer, pos: int = 0) -> RequestHeader:
     elif length < -1:
         raise Malformed("client id of negative length")
     if is_supported(api, version) and is_flexible(api, version):
-        pos = skip_tags(buf, pos)
+        pos = pos + 1 if pos < len(buf) and buf[pos] == 0 else skip_tags(buf, pos)
     return RequestHeader(api, version, correlation_id, client_id, pos)
 
 

@@ -20,6 +20,8 @@ PARTITION_BYTES_MIN = 13
 _SHORT, _INT, _LONG = Struct(">h"), Struct(">i"), Struct(">q")
 _PARTITION, _PARTITION_OLD = Struct(">iqi"), Struct(">iq")
 _RESULT = Struct(">ih")
+_NO_METADATA = (b"\x01\x00", b"\x00\x00")  # empty or null, and no tagged fields
+_NO_MEMBER = b"\x01\x00"  # an empty member id and a null instance id, as consumers without a group send
 
 TopicKey: TypeAlias = str | bytes
 """A topic's name, or its id in the versions that have ids."""
@@ -50,10 +52,14 @@ def _read(version: int, buf: Buffer, pos: int) -> OffsetCommitRequest:
     flexible = version >= FLEXIBLE_FROM
     group_id, pos = _text(buf, pos, flexible)
     (generation,) = _INT.unpack_from(buf, pos)
-    member_id, pos = _text(buf, pos + 4, flexible)
-    instance_id = None
-    if version >= INSTANCE_FROM:
-        instance_id, pos = _optional_text(buf, pos, flexible)
+    pos += 4
+    if flexible and buf[pos : pos + 2] == _NO_MEMBER:
+        member_id, instance_id, pos = "", None, pos + 2
+    else:
+        member_id, pos = _text(buf, pos, flexible)
+        instance_id = None
+        if version >= INSTANCE_FROM:
+            instance_id, pos = _optional_text(buf, pos, flexible)
     retention_ms = -1
     if version <= RETENTION_UNTIL:
         (retention_ms,) = _LONG.unpack_from(buf, pos)
@@ -86,6 +92,10 @@ def _partitions(version: int, buf: Buffer, pos: int, flexible: bool) -> tuple[Wa
             index, offset = _PARTITION_OLD.unpack_from(buf, pos)
             epoch = -1
             pos += 12
+        if flexible and buf[pos : pos + 2] in _NO_METADATA:
+            wanted.append((index, offset, epoch, ""))
+            pos += 2
+            continue
         metadata, pos = _optional_text(buf, pos, flexible)
         wanted.append((index, offset, epoch, metadata or ""))
         if flexible:
@@ -117,6 +127,11 @@ def _optional_text(buf: Buffer, pos: int, flexible: bool) -> tuple[str | None, i
 
 
 def _text(buf: Buffer, pos: int, flexible: bool) -> tuple[str, int]:
+    if flexible and pos < len(buf) and 0 < (size := buf[pos]) < 0x80 and pos + size <= len(buf):
+        try:
+            return str(buf[pos + 1 : pos + size], "utf-8"), pos + size
+        except UnicodeDecodeError:
+            raise Malformed("a string is not UTF-8") from None
     found, pos = _optional_text(buf, pos, flexible)
     if found is None:
         raise Malformed("a string may not be null")

@@ -32,6 +32,7 @@ TOPIC_IDS_FROM = 10
 GROUP_ERROR_FROM = 2
 NOTHING_COMMITTED = -1
 STRING_BYTES_MAX = 32_767
+UTF8_BYTES_MAX = 4
 
 
 # -- commit ------------------------------------------------------------------------------------------------------------
@@ -50,13 +51,14 @@ def handle_offset_commit(broker: Broker, exchange: Exchange, frame: memoryview, 
     for key, wanted in request.topics:
         found = image.topic_by_id(key) if isinstance(key, bytes) else image.topics.get(key)
         error = refusal or _named_error(context, found, key)
+        count = len(found.partitions) if found is not None and error is ErrorCode.NONE else 0
         results: list[tuple[int, int]] = []
         answers.append((key, results))
         for index, offset, leader_epoch, metadata in wanted:
-            if error is ErrorCode.NONE and found is not None and 0 <= index < len(found.partitions):
+            if 0 <= index < count and found is not None:
                 commits.append(Commit(found.name, index, offset, leader_epoch, metadata))
                 places.append((results, len(results)))
-                results.append((index, ErrorCode.NONE))
+                results.append((index, 0))
             else:
                 results.append((index, error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
 
@@ -151,7 +153,8 @@ async def _committed_later(
 def _refusal(context: RequestContext, group_id: str) -> ErrorCode:
     if not context.authorize(Operation.READ, ResourceType.GROUP, group_id):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
-    return ErrorCode.INVALID_GROUP_ID if len(group_id.encode()) > STRING_BYTES_MAX else ErrorCode.NONE
+    too_long = len(group_id) * UTF8_BYTES_MAX > STRING_BYTES_MAX and len(group_id.encode()) > STRING_BYTES_MAX
+    return ErrorCode.INVALID_GROUP_ID if too_long else ErrorCode.NONE
 
 
 def _topic_error(context: RequestContext, found: TopicImage | None, topic: Message, by_id: bool) -> ErrorCode:
