@@ -10,8 +10,10 @@ from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
+from tests.coordinators import txn_mutants, txn_sim
 from tests.sim import cluster_mutants, cluster_scenario, mutants, raft_scenario
 
+TRANSACTION_VERSIONS = (0, 2)
 BATCH = 20  # seeds that a worker is given at a time
 
 
@@ -40,6 +42,12 @@ def run_one(
             with cluster_mutants.planted(mutant) if mutant else nullcontext():
                 cluster = cluster_scenario.run_seed(seed, trace=trace)
             return Outcome(seed, "", cluster.kernel.events, cluster.excused, cluster.oracle.acked_count)
+        if world == "transactions":
+            with txn_mutants.planted(mutant) if mutant else nullcontext():
+                sims = [txn_sim.Sim(seed, version) for version in TRANSACTION_VERSIONS]
+                for sim in sims:
+                    sim.run()
+            return Outcome(seed, "", sum(sim.events for sim in sims), False, sum(sim.seen for sim in sims))
         with mutants.planted(mutant) if mutant else nullcontext():
             raft = raft_scenario.run_seed(seed, files=files or None, trace=trace)
         return Outcome(seed, "", raft.kernel.events)
@@ -58,7 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; 1 when a seed failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument(
-        "world", nargs="?", choices=("raft", "cluster"), default="raft", help="what is simulated"
+        "world",
+        nargs="?",
+        choices=("raft", "cluster", "transactions"),
+        default="raft",
+        help="what is simulated",
     )
     parser.add_argument(
         "--seeds", "--seed", type=parse_seeds, default=range(1, 501), help="one, or first..last"
