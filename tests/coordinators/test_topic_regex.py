@@ -105,3 +105,12 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         name = f"{number:06b}".replace("0", "a").replace("1", "b")
         assert regex.matches(name) == (name[2] == "a")
         assert len(regex._steps) <= 10
+
+
+def test_other_names_may_have_other_characters() -> None:
+    alphabet = frozenset("ab /:")
+    assert TopicRegex("a.b", alphabet).matches("a:b")
+    assert TopicRegex(r"a\sb", alphabet).matches("a b")
+    assert TopicRegex("a[^:]b", alphabet).matches("a/b")
+    assert not TopicRegex("a[^:]b", alphabet).matches("a:b")
+    assert not TopicRegex("a.b").matches("a:b")

@@ -250,6 +250,28 @@ def test_markers_of_zombies_are_refused_and_those_of_unknown_producers_do_no_har
     assert heir.end(False) is ErrorCode.NONE
 
 
+def test_transactions_are_listed_by_what_is_asked_for(client: RawClient) -> None:
+    one, other = Producer(client, "list: one/1"), Producer(client, "list: other")
+    assert one.add(0) == [ErrorCode.NONE]
+
+    def listed(version: int = 2, **filters: Any) -> set[str]:
+        reply = client.call(Api.LIST_TRANSACTIONS, version, filters)
+        assert reply.error_code == 0
+        found = {each.transactional_id for each in reply.transaction_states}
+        return {name for name in found if name.startswith("list: ")}
+
+    assert listed() == listed(version=0) == {one.name, other.name}
+    assert listed(state_filters=["Ongoing"]) == {one.name}
+    assert listed(producer_id_filters=[other.id]) == {other.name}
+    assert listed(version=1, duration_filter=3_600_000) == set()
+    assert listed(transactional_id_pattern="") == {one.name, other.name}
+    assert listed(transactional_id_pattern="list: .*/[0-9]") == {one.name}
+    assert listed(transactional_id_pattern="list") == set(), "the whole id has to match"
+    reply = client.call(Api.LIST_TRANSACTIONS, 2, {"transactional_id_pattern": "list("})
+    assert reply.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+    assert one.end(False) is ErrorCode.NONE
+
+
 def test_features_are_told_and_changed_within_their_bounds(client: RawClient) -> None:
     def finalized() -> dict[str, int]:
         body = {"client_software_name": "raw", "client_software_version": "1"}

@@ -1,10 +1,11 @@
-"""Regular expressions over topic names, for subscriptions that the broker resolves: RE2's syntax, at a bounded cost.
+"""Regular expressions over names of topics and other things that the broker resolves: RE2's syntax, at a bounded cost.
 
 A pattern becomes a nondeterministic automaton, and that, as names are matched, a deterministic one whose states are
 remembered. A name of n characters costs n steps whatever the pattern is: nothing backtracks, so a member cannot slow
-down the broker with one. Only characters that may stand in a topic's name count, which keeps classes small. A pattern
-must match the whole name. Invariants: automata and what is remembered of them are bounded, by the names below. What
-RE2 does not have (back references, looking around) is refused. Python's `re` is not used because it backtracks.
+down the broker with one. Only characters that can occur count, which keeps classes small: those that may stand in a
+topic's name, unless others are given. A pattern must match the whole name. Invariants: automata and what is remembered
+of them are bounded, by the names below. What RE2 does not have (back references, looking around) is refused. Python's
+`re` is not used because it backtracks.
 
 Syntax: literals and escapes, `.`, classes with ranges, `[:alpha:]` and negation, `\\d \\w \\s` and their opposites,
 `\\pL`, `\\Q...\\E`, groups (capturing, named, with flags), alternatives, `* + ? {n} {n,} {n,m}` (lazy ones too),
@@ -29,21 +30,21 @@ WORD: Final = frozenset(string.ascii_letters + string.digits + "_")
 _ESCAPES: Final = {
     "d": frozenset(string.digits),
     "w": WORD,
-    "s": frozenset[str](),
+    "s": frozenset(" \t\n\f\r"),
 }
 _CONTROL: Final = {"a": "\a", "f": "\f", "t": "\t", "n": "\n", "r": "\r", "v": "\v"}
 _NAMED: Final = {
     "alnum": frozenset(string.ascii_letters + string.digits),
     "alpha": frozenset(string.ascii_letters),
-    "ascii": LEGAL,
-    "blank": frozenset[str](),
-    "cntrl": frozenset[str](),
+    "ascii": frozenset(map(chr, range(128))),
+    "blank": frozenset(" \t"),
+    "cntrl": frozenset(map(chr, (*range(32), 127))),
     "digit": frozenset(string.digits),
-    "graph": LEGAL,
+    "graph": frozenset(map(chr, range(33, 127))),
     "lower": frozenset(string.ascii_lowercase),
-    "print": LEGAL,
-    "punct": frozenset("._-"),
-    "space": frozenset[str](),
+    "print": frozenset(map(chr, range(32, 127))),
+    "punct": frozenset(string.punctuation),
+    "space": frozenset(" \t\n\v\f\r"),
     "upper": frozenset(string.ascii_uppercase),
     "word": WORD,
     "xdigit": frozenset(string.hexdigits),
@@ -79,11 +80,12 @@ class _Automaton:
 class TopicRegex:
     """A pattern, ready to match names."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, alphabet: frozenset[str] = LEGAL) -> None:
+        """`alphabet` holds all characters that can occur in what is matched."""
         if len(pattern) > PATTERN_LENGTH_MAX:
             raise InvalidPattern(f"the pattern is longer than {PATTERN_LENGTH_MAX} characters")
         automaton = _Automaton()
-        self._start = frozenset({_Parser(pattern).parse()(automaton, 0)})
+        self._start = frozenset({_Parser(pattern, alphabet).parse()(automaton, 0)})
         self._states = automaton.states
         self._steps: dict[tuple[frozenset[int], str, str], frozenset[int]] = {}
 
@@ -188,8 +190,9 @@ def _repeated(part: Parsed, least: int, most: int | None) -> Parsed:
 class _Parser:
     """Reads a pattern from left to right."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, alphabet: frozenset[str]) -> None:
         self._text = pattern
+        self._alphabet = alphabet
         self._pos = 0
         self._depth = 0
 
@@ -272,7 +275,7 @@ class _Parser:
         if character == "(":
             return self._group(folded)
         if character == ".":
-            return _reading(LEGAL)
+            return _reading(self._alphabet)
         if character in "^$":
             return _asserting(character)
         if character == "[":
@@ -298,7 +301,7 @@ class _Parser:
         letter = self._take()
         if letter.lower() in _ESCAPES:
             found = _ESCAPES[letter.lower()]
-            return found if letter.islower() else LEGAL - found
+            return found if letter.islower() else self._alphabet - found
         if letter.lower() == "p":
             return self._category(letter == "P")
         if letter == "x":
@@ -322,10 +325,10 @@ class _Parser:
         if name == "Latin":
             found = frozenset(string.ascii_letters)
         elif name[:1] in tuple("LMNPSZC") and len(name) <= 2:
-            found = frozenset(each for each in LEGAL if unicodedata.category(each).startswith(name))
+            found = frozenset(each for each in self._alphabet if unicodedata.category(each).startswith(name))
         else:
             raise InvalidPattern(f"\\p{{{name}}} is not supported")
-        return LEGAL - found if negated else found
+        return self._alphabet - found if negated else found
 
     def _class(self, folded: bool) -> frozenset[str]:
         negated = self._accept("^")
@@ -338,7 +341,7 @@ class _Parser:
                 inner = _NAMED.get(name.removeprefix("^"))
                 if inner is None:
                     raise InvalidPattern(f"[:{name}:] is not supported")
-                found |= LEGAL - inner if name.startswith("^") else inner
+                found |= self._alphabet - inner if name.startswith("^") else inner
                 continue
             character = self._take()
             low = self._escaped() if character == "\\" else frozenset(character)
@@ -354,12 +357,12 @@ class _Parser:
                 if len(low) != 1 or len(high) != 1 or min(low) > min(high):
                     raise InvalidPattern("a range of a class is the wrong way round")
                 first_code, last_code = ord(min(low)), ord(min(high))
-                found |= frozenset(each for each in LEGAL if first_code <= ord(each) <= last_code)
+                found |= frozenset(each for each in self._alphabet if first_code <= ord(each) <= last_code)
             else:
                 found |= low
         self._pos += 1
         found = _fold(found, folded)
-        return LEGAL - found if negated else found
+        return self._alphabet - found if negated else found
 
     def _quantified(self, part: Parsed) -> Parsed:
         bounds = self._bounds()

@@ -154,7 +154,7 @@ SUPPORTED: dict[Api, tuple[int, int]] = {
     Api.UPDATE_FEATURES: (0, 2),
     Api.DESCRIBE_PRODUCERS: (0, 0),
     Api.DESCRIBE_TRANSACTIONS: (0, 0),
-    Api.LIST_TRANSACTIONS: (0, 1),
+    Api.LIST_TRANSACTIONS: (0, 2),
     Api.LIST_CONFIG_RESOURCES: (0, 1),
     Api.DESCRIBE_TOPIC_PARTITIONS: (0, 0),
     Api.ADD_RAFT_VOTER: (0, 1),

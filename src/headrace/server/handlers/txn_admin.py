@@ -3,8 +3,8 @@
 Behaviour. A broker lists the transactional ids that it coordinates, and the producers of partitions that it leads: who
 wants all of the cluster asks every broker. DescribeProducers tells where an open transaction began, which is what an
 administrator needs to end one that hangs. UpdateFeatures changes all or nothing; a level below the present one has to
-be asked for as a downgrade. Versions: ListTransactions filters by age from 1 on. Left out: its filter by regular
-expression (2), which would run a stranger's expression on the broker.
+be asked for as a downgrade. Versions: ListTransactions filters by age from 1 on, and by a regular
+expression that the whole id matches from 2 on; one costs what the ids are long, whatever it is.
 """
 
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.cluster.features import check_update
 from headrace.cluster.records import FeatureRecord
+from headrace.coordinators.topic_regex import LEGAL, InvalidPattern, TopicRegex
 from headrace.coordinators.txn_metadata import TransactionMetadata
 from headrace.coordinators.txn_states import BY_NAME, DEAD, NAMES
 from headrace.security.authorizer import Operation, ResourceType
@@ -31,6 +32,10 @@ def handle_list_transactions(broker: Broker, context: RequestContext, request: M
         known = broker.transactions.listed()
     except KafkaError as error:
         return {"throttle_time_ms": context.throttle_ms, "error_code": error.code}
+    try:
+        pattern = _pattern(request.transactional_id_pattern, known)
+    except InvalidPattern:
+        return {"throttle_time_ms": context.throttle_ms, "error_code": ErrorCode.INVALID_REGULAR_EXPRESSION}
     states = {BY_NAME[name] for name in request.state_filters if name in BY_NAME}
     now_ms = broker.clock.now_ms()
 
@@ -40,6 +45,7 @@ def handle_list_transactions(broker: Broker, context: RequestContext, request: M
             value.state is not DEAD
             and (not request.state_filters or value.state in states)
             and (not request.producer_id_filters or value.producer_id in request.producer_id_filters)
+            and (pattern is None or pattern.matches(each.transactional_id))
             and (request.duration_filter < 0 or 0 <= value.start_ms < now_ms - request.duration_filter)
             and context.authorize(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, each.transactional_id)
         )
@@ -58,6 +64,13 @@ def handle_list_transactions(broker: Broker, context: RequestContext, request: M
             if is_wanted(each)
         ],
     }
+
+
+def _pattern(text: str | None, known: list[TransactionMetadata]) -> TopicRegex | None:
+    """What ids have to match; an empty pattern, as none, lets all through."""
+    if not text:
+        return None
+    return TopicRegex(text, LEGAL.union(*(each.transactional_id for each in known)))
 
 
 def handle_describe_transactions(broker: Broker, context: RequestContext, request: Message) -> Body:
