@@ -27,7 +27,7 @@ class Measure:
     words: str
     more_is_better: bool
     ratio_aim: float | None = None  # Headrace over Kafka: at least (more is better) or at most
-    value_aim: float | None = None  # Headrace alone: at most
+    value_aim: float | None = None  # Headrace alone: at least (more is better) or at most
     digits: int = 2
 
 
@@ -79,6 +79,27 @@ CLUSTER_MEASURES = (
         False,
         value_aim=5.0,
     ),
+    Measure("cluster transactions/s", "transactions of 100 messages over 4 partitions (a second)", True, 1.0),
+    Measure("cluster flood msg/s", "confluent-kafka, acks=all, 4 partitions (msg/s)", True, digits=0),
+    Measure("cluster flood in transactions msg/s", "the same, a commit each second (msg/s)", True, digits=0),
+    Measure("cluster transactional share", "its share of the rate without transactions", True, value_aim=0.9),
+    Measure("cluster read_uncommitted msg/s", "reading it, read_uncommitted (msg/s)", True, digits=0),
+    Measure("cluster read_committed msg/s", "reading it, read_committed (msg/s)", True, digits=0),
+    Measure(
+        "cluster read_committed share", "its share of the rate of read_uncommitted", True, value_aim=0.95
+    ),
+)
+COMPACTION_MEASURES = (
+    Measure(
+        "compaction MB/s a core",
+        "compaction, 100-byte records, 1 M keys (MB/s a core)",
+        True,
+        value_aim=100.0,
+        digits=0,
+    ),
+    Measure("produce p99 idle ms", "produce at 1 000 msg/s, idle, p99 (ms)", False),
+    Measure("produce p99 compacting ms", "the same during a compaction (ms)", False),
+    Measure("produce p99 of its idle value", "as a multiple of idle", False, value_aim=2.0),
 )
 
 
@@ -100,9 +121,10 @@ class Row:
 
     @property
     def aim(self) -> str:
+        sign = "≥" if self.measure.more_is_better else "≤"
         if self.measure.ratio_aim is not None:
-            return f"{'≥' if self.measure.more_is_better else '≤'} {self.measure.ratio_aim:g} ×"
-        return f"≤ {self.measure.value_aim:g}" if self.measure.value_aim is not None else ""
+            return f"{sign} {self.measure.ratio_aim:g} ×"
+        return f"{sign} {self.measure.value_aim:g}" if self.measure.value_aim is not None else ""
 
     @property
     def met(self) -> bool | None:
@@ -111,7 +133,10 @@ class Row:
             more = self.ratio >= self.measure.ratio_aim
             return more if self.measure.more_is_better else self.ratio <= self.measure.ratio_aim
         if self.measure.value_aim is not None and self.headrace:
-            return statistics.median(self.headrace) <= self.measure.value_aim
+            middle = statistics.median(self.headrace)
+            if self.measure.more_is_better:
+                return middle >= self.measure.value_aim
+            return middle <= self.measure.value_aim
         return None
 
     def shown(self, numbers: list[float]) -> str:
@@ -131,7 +156,7 @@ def rows_of(results: Results) -> list[Row]:
     """A row for every measure that was taken."""
     rows = [
         Row(m, results.get("Headrace", {}).get(m.key, []), results.get("Kafka", {}).get(m.key, []))
-        for m in (*MEASURES, *CLUSTER_MEASURES)
+        for m in (*MEASURES, *CLUSTER_MEASURES, *COMPACTION_MEASURES)
     ]
     return [row for row in rows if row.headrace or row.kafka]
 

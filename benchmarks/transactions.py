@@ -4,6 +4,7 @@ All by confluent-kafka, the same for every system. Short transactions measure th
 with a commit a second measures what partitions pay for being told whose records they hold.
 """
 
+import statistics
 import time
 import uuid
 from typing import TYPE_CHECKING
@@ -19,22 +20,39 @@ MESSAGES = 100
 VALUE = b"x" * 100
 WARM_UP = 20
 WAIT_S = 60.0
+TURNS = 3
+FLOOD_SHARE = 0.35
+READ_MAX = 500_000
 FLOOD = {"linger.ms": 5, "batch.size": 200_000, "queue.buffering.max.messages": 200_000, **QUIET}
 
 
 def transactions(system: System, scale: Scale) -> Numbers:
-    """Transactions of 100 messages over 4 partitions; a flood with and without commits; both ways to read it."""
+    """Transactions of 100 messages over 4 partitions; a flood with and without commits; both ways to read it.
+
+    What is compared within the system is done in turns, and the medians are compared.
+    """
+    flood_s = scale.latency_s * FLOOD_SHARE
     with topic(system, PARTITIONS) as name:
-        short = _short(system, name, scale.latency_s)
-    with topic(system, PARTITIONS) as name:
-        plain = _flood(_producer(system, None), name, scale.latency_s)
-        committing = _flood(_producer(system, "flood"), name, scale.latency_s, every_s=1.0)
-        uncommitted = _read(system, name, "read_uncommitted")
-        committed = _read(system, name, "read_committed")
+        short = _short(system, name, scale.latency_s / 2)
+    plain: list[float] = []
+    committing: list[float] = []
+    uncommitted: list[float] = []
+    committed: list[float] = []
+    for _ in range(TURNS):
+        with topic(system, PARTITIONS) as name:
+            plain.append(_flood(_producer(system, None), name, flood_s))
+        with topic(system, PARTITIONS) as name:
+            committing.append(_flood(_producer(system, "flood"), name, flood_s, every_s=1.0))
+            uncommitted.append(_read(system, name, "read_uncommitted"))
+            committed.append(_read(system, name, "read_committed"))
     return {
         "transactions/s": short,
-        "transactional share of the plain rate": committing / plain,
-        "read_committed share of the plain rate": committed / uncommitted,
+        "flood msg/s": statistics.median(plain),
+        "flood in transactions msg/s": statistics.median(committing),
+        "transactional share": statistics.median(committing) / statistics.median(plain),
+        "read_uncommitted msg/s": statistics.median(uncommitted),
+        "read_committed msg/s": statistics.median(committed),
+        "read_committed share": statistics.median(committed) / statistics.median(uncommitted),
     }
 
 
@@ -104,7 +122,7 @@ def _read(system: System, name: str, isolation: str) -> float:
     consumer.assign([TopicPartition(name, index, 0) for index in range(PARTITIONS)])
     ends = seen = 0
     begun_s = time.monotonic()
-    while ends < PARTITIONS:
+    while ends < PARTITIONS and seen < READ_MAX:
         for message in consumer.consume(10_000, 5):
             if message.error():
                 ends += 1
