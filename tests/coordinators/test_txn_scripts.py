@@ -119,12 +119,12 @@ class Script:
             )
         )
 
-    def do_add(self, producer: str, to: str, version: str = "0") -> None:
+    def do_add(self, producer: str, to: str, version: str = "0", waits: str = "no") -> None:
         partitions = [("t", int(index)) for index in to.split(",")]
         who = tuple(map(int, producer.split(":")))
         self.run(
             lambda now_ms, out: self.shard.add_partitions(
-                ID, *who, partitions, int(version), self._told, now_ms, out
+                ID, *who, partitions, int(version), self._told, now_ms, out, waits=waits == "yes"
             )
         )
 
@@ -170,6 +170,9 @@ class Script:
         self.timers.clear()
         self.held = None
         self._new_shard()
+
+    def do_resign(self) -> None:
+        self.run(lambda now_ms, out: self.shard.unload(ErrorCode.NOT_COORDINATOR, now_ms, out))
 
     def do_hold(self) -> None:
         self.held = []

@@ -9,7 +9,10 @@ from tests.coordinators.txn_sim import Sim, Violation
 VERSIONS = (0, 2)
 SEEDS = range(12)
 MUTANT_SEEDS_MAX = 25
-FIRST_SEEDS = {"send-markers-before-the-decision-is-stored": 17}
+FIRST_SEEDS = {
+    "say-that-an-id-is-unknown-without-making-sure": 624,
+    "send-markers-before-the-decision-is-stored": 17,
+}
 """Where to begin looking for a bug that few seeds show."""
 
 

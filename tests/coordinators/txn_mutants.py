@@ -139,6 +139,14 @@ def answer_from_memory_without_making_sure() -> list[Patch]:
 
 
 @mutant
+def say_that_an_id_is_unknown_without_making_sure() -> list[Patch]:
+    def deny(self: TransactionShard, transactional_id: str, done: Any, out: Effects) -> None:
+        done(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+
+    return [(TransactionShard, "_deny", deny)]
+
+
+@mutant
 def take_markers_of_a_coordinator_that_was_replaced() -> list[Patch]:
     return [(ProducerState, "check_marker", lambda self, *args, **kwargs: None)]
 

@@ -267,7 +267,7 @@ class Incarnation:
         if version >= txn_metadata.VERSION_2:
             self.run(
                 lambda now_ms, out: self.machine.add_partitions(
-                    ID, *producer, [where], version, reply, now_ms, out
+                    ID, *producer, [where], version, reply, now_ms, out, waits=bool(where[1] % 2)
                 )
             )
         else:
@@ -300,6 +300,16 @@ class Sim:
         self.deserted = False
         self.current = Incarnation(self, 0)
         self.current.begin()
+
+    @property
+    def events(self) -> int:
+        """How many things happened, or are still to happen."""
+        return self._count
+
+    @property
+    def seen(self) -> int:
+        """How many records the readers saw."""
+        return sum(len(leader.seen) for leader in self.leaders)
 
     # -- time and messages ---------------------------------------------------------------------------------------------
 
@@ -451,7 +461,7 @@ class Sim:
                 who, partitions = self.coordinator(), [("t", index) for index in wanted]
                 who.run(
                     lambda now_ms, out: who.machine.add_partitions(
-                        ID, *producer, partitions, 0, reply, now_ms, out
+                        ID, *producer, partitions, 0, reply, now_ms, out, waits=True
                     )
                 )
 

@@ -9,6 +9,7 @@ makes.
 from typing import Final
 
 from headrace.base.errors import ErrorCode, KafkaError
+from headrace.coordinators.effects import Effects, Then
 from headrace.coordinators.txn_records import NO_EPOCH, NO_PRODUCER_ID, TxnValue
 from headrace.coordinators.txn_states import (
     COMPLETE_ABORT,
@@ -46,6 +47,7 @@ class TransactionMetadata:
         "transactional_id",
         "unmarked",
         "value",
+        "waiting",
     )
 
     def __init__(self, transactional_id: str, value: TxnValue) -> None:
@@ -58,6 +60,8 @@ class TransactionMetadata:
         """Partitions that still need the marker."""
         self.marking = 0
         """Which round of markers is under way, so that an answer to an earlier one is not taken for it."""
+        self.waiting: list[Then] = []
+        """Who is to be told when nothing is under way any more, or why that is not waited for."""
 
     @property
     def state(self) -> TxnState:
@@ -185,3 +189,9 @@ class TransactionMetadata:
         self.pending = None
         self.value = value
         self.last_epoch = last_epoch
+
+    def release(self, error: ErrorCode, now_ms: int, out: Effects) -> None:
+        """Tell those who wait, in their order; one of them may begin something, and keep the next from it."""
+        waiting, self.waiting = self.waiting, []
+        for each in waiting:
+            each(error, now_ms, out)

@@ -3,7 +3,9 @@
 Takes a request and the time, and writes into an `Effects`: records to store, timers, what is to be told. Invariants:
 a client is told of a step when its record is committed; markers go out only after the decision (Prepare) is committed,
 and Complete is written only after every partition has its marker, so a coordinator that takes over goes on where the
-old one stopped; nobody begins anything while a change or markers are under way (CONCURRENT_TRANSACTIONS: come back).
+old one stopped; nobody begins anything while a change or markers are under way. Who adds partitions meanwhile waits for
+that to be over, as a producer does whose next transaction follows at once, or is told to come back
+(CONCURRENT_TRANSACTIONS): a client does so after 20 ms or more, markers take two or three.
 
 What a client must not retry (a fatal error, or the good news that what it asks for is done already) is told from memory
 only after the same state was stored again. A coordinator that was replaced and does not know it could not do that, so
@@ -18,6 +20,7 @@ from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
 from headrace.base.settings import BrokerConfig
 from headrace.coordinators.effects import Effects, TimerKey
+from headrace.coordinators.txn_ends import judge_version_1, judge_version_2
 from headrace.coordinators.txn_metadata import (
     VERSION_2,
     Partition,
@@ -34,8 +37,6 @@ from headrace.coordinators.txn_records import (
     txn_value,
 )
 from headrace.coordinators.txn_states import (
-    COMPLETE,
-    COMPLETE_COMMIT,
     DEAD,
     EMPTY,
     EPOCH_FENCE,
@@ -52,6 +53,10 @@ EXPIRED_AT_ONCE_MAX: Final = 1000
 ABORT_TIMER: Final[TimerKey] = ("", "abort")
 EXPIRE_TIMER: Final[TimerKey] = ("", "expire")
 MARKERS: Final = "markers"
+WAITING: Final = "waiting"
+WAIT_MS_MAX: Final = 1000
+WAITING_MAX: Final = 16
+"""How many wait for one transactional id, and how long; then they are told to come back."""
 
 _PASSING: Final = frozenset(
     {
@@ -129,6 +134,8 @@ class TransactionShard:
 
     def unload(self, error: ErrorCode, now_ms: int, out: Effects) -> None:
         """This broker no longer coordinates these: whoever leads the partition now knows all that is stored."""
+        for metadata in self.transactions.values():
+            metadata.release(error, now_ms, out)
         self.transactions.clear()
 
     def on_timer(self, key: TimerKey, now_ms: int, out: Effects) -> None:
@@ -141,7 +148,11 @@ class TransactionShard:
             out.start(key, config.transaction_remove_expired_transaction_cleanup_interval_ms)
         else:
             metadata = self.transactions.get(key[0])
-            if metadata is not None and metadata.state in PREPARED and metadata.pending is None:
+            if metadata is None:
+                return
+            if key[1] == WAITING:
+                metadata.release(ErrorCode.CONCURRENT_TRANSACTIONS, now_ms, out)
+            elif metadata.state in PREPARED and metadata.pending is None:
                 self._go_on(metadata, now_ms, out)
 
     # -- InitProducerId ------------------------------------------------------------------------------------------------
@@ -236,12 +247,25 @@ class TransactionShard:
         done: Done,
         now_ms: int,
         out: Effects,
+        waits: bool = False,
     ) -> None:
         """Partitions become part of the transaction, which begins with the first."""
         metadata = self.transactions.get(transactional_id)
         added = frozenset(partitions)
         if metadata is None:
-            done(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+            self._deny(transactional_id, done, out)
+        elif metadata.is_busy and waits and len(metadata.waiting) < WAITING_MAX:
+
+            def again(error: ErrorCode, now_ms: int, out: Effects) -> None:
+                if error is not ErrorCode.NONE:
+                    done(error)
+                else:
+                    self.add_partitions(
+                        transactional_id, producer_id, epoch, added, client_version, done, now_ms, out
+                    )
+
+            metadata.waiting.append(again)
+            out.start((transactional_id, WAITING), WAIT_MS_MAX)
         elif metadata.is_busy:
             done(ErrorCode.CONCURRENT_TRANSACTIONS)
         elif (error := metadata.knows(producer_id, epoch)) is not ErrorCode.NONE:
@@ -269,7 +293,7 @@ class TransactionShard:
 
         metadata = self.transactions.get(transactional_id)
         if metadata is None:
-            all_are(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+            self._deny(transactional_id, all_are, out)
         elif (error := metadata.knows(producer_id, epoch)) is not ErrorCode.NONE:
             self._confirm(metadata, error, all_are, out)
         elif metadata.state in PREPARED:
@@ -308,12 +332,12 @@ class TransactionShard:
         """Commit or abort. Told when the decision is committed; markers follow."""
         metadata = self.transactions.get(transactional_id)
         if metadata is None:
-            done(Ended(ErrorCode.INVALID_PRODUCER_ID_MAPPING))
+            self._deny(transactional_id, lambda error: done(Ended(error)), out)
             return
         if client_version >= VERSION_2:
-            error, begins = _judge_version_2(metadata, producer_id, epoch, committed)
+            error, begins = judge_version_2(metadata, producer_id, epoch, committed)
         else:
-            error, begins = _judge_version_1(metadata, producer_id, epoch, committed)
+            error, begins = judge_version_1(metadata, producer_id, epoch, committed)
         if begins:
             self._decide(metadata, committed, client_version, new_producer_id, done, now_ms, out)
         elif error is ErrorCode.CONCURRENT_TRANSACTIONS:
@@ -455,6 +479,7 @@ class TransactionShard:
         metadata.pending = None
         if error is ErrorCode.NONE:
             self._forget(metadata)
+        self._release(metadata, now_ms, out)
 
     def _forget(self, metadata: TransactionMetadata) -> None:
         if self.transactions.get(metadata.transactional_id) is metadata:
@@ -480,8 +505,14 @@ class TransactionShard:
             else:
                 metadata.pending = None
             then(stored_error(error), now_ms, out)
+            self._release(metadata, now_ms, out)
 
         out.store([(txn_key(metadata.transactional_id), txn_value(value))], stored)
+
+    def _release(self, metadata: TransactionMetadata, now_ms: int, out: Effects) -> None:
+        if metadata.waiting and not metadata.is_busy:
+            out.stop((metadata.transactional_id, WAITING))
+            metadata.release(ErrorCode.NONE, now_ms, out)
 
     def _confirm(self, metadata: TransactionMetadata, error: ErrorCode, done: Done, out: Effects) -> None:
         """Tell what is known without a change, once it is sure that this is still the coordinator."""
@@ -496,51 +527,10 @@ class TransactionShard:
         else:
             out.store([(txn_key(metadata.transactional_id), txn_value(metadata.value))], stored)
 
+    def _deny(self, transactional_id: str, done: Done, out: Effects) -> None:
+        """Tell that the id is unknown, as `_confirm` does: a tombstone says so in the log."""
 
-def _judge_version_1(
-    metadata: TransactionMetadata, producer_id: int, epoch: int, committed: bool
-) -> tuple[ErrorCode, bool]:
-    """What an end of versions 0 and 1 meets: an answer, or True for a decision to be made."""
-    state = metadata.state
-    error = metadata.knows(producer_id, epoch)
-    if error is not ErrorCode.NONE:
-        return error, False
-    if metadata.pending is not None:
-        return ErrorCode.CONCURRENT_TRANSACTIONS, False
-    if state is ONGOING:
-        return ErrorCode.NONE, True
-    if state in PREPARED:
-        return _same(committed, state is PREPARE_COMMIT, ErrorCode.CONCURRENT_TRANSACTIONS), False
-    if state in COMPLETE:
-        return _same(committed, state is COMPLETE_COMMIT, ErrorCode.NONE), False
-    return ErrorCode.INVALID_TXN_STATE, False
+        def stored(failed: ErrorCode, now_ms: int, out: Effects) -> None:
+            done(ErrorCode.INVALID_PRODUCER_ID_MAPPING if failed is ErrorCode.NONE else stored_error(failed))
 
-
-def _same(wanted: bool, was: bool, answer: ErrorCode) -> ErrorCode:
-    return answer if wanted == was else ErrorCode.INVALID_TXN_STATE
-
-
-def _judge_version_2(
-    metadata: TransactionMetadata, producer_id: int, epoch: int, committed: bool
-) -> tuple[ErrorCode, bool]:
-    """What an end of version 2 meets. Every transaction has its own epoch, so a retry is known by the epoch before."""
-    value, state = metadata.value, metadata.state
-    if metadata.is_busy:
-        return ErrorCode.CONCURRENT_TRANSACTIONS, False
-    overflowed = (
-        value.previous_producer_id == producer_id and is_exhausted(epoch) and value.producer_epoch == 0
-    )
-    again = state in COMPLETE and (
-        (value.producer_id == producer_id and epoch + 1 == value.producer_epoch) or overflowed
-    )
-    if value.producer_id != producer_id and not again:
-        return ErrorCode.INVALID_PRODUCER_ID_MAPPING, False
-    if epoch != value.producer_epoch and not again:
-        return ErrorCode.PRODUCER_FENCED, False
-    if state is ONGOING:
-        return ErrorCode.NONE, True
-    if again:
-        return _same(committed, state is COMPLETE_COMMIT, ErrorCode.NONE), False
-    if committed:
-        return ErrorCode.INVALID_TXN_STATE, False
-    return ErrorCode.NONE, True  # nothing to abort, but the epoch is to be raised
+        out.store([(txn_key(transactional_id), None)], stored)

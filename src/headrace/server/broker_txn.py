@@ -105,10 +105,12 @@ class TransactionCoordinator:
         client_version: int,
         done: Callable[[ErrorCode], None],
     ) -> None:
-        """Make partitions part of a transaction; told when that is stored."""
+        """Make partitions part of a transaction, when the one before is over; told when that is stored."""
 
         def step(machine: TransactionShard, now_ms: int, out: Effects) -> None:
-            machine.add_partitions(transactional_id, *producer, partitions, client_version, done, now_ms, out)
+            machine.add_partitions(
+                transactional_id, *producer, partitions, client_version, done, now_ms, out, waits=True
+            )
 
         self._shard(transactional_id).run(step)
 
@@ -132,11 +134,16 @@ class TransactionCoordinator:
         producer: tuple[int, int],
         partitions: Iterable[Partition],
         client_version: int,
+        waits: bool,
     ) -> Later[ErrorCode]:
+        """As `when_added`; `waits` says whether for the transaction before to be over."""
+
         def step(
             machine: TransactionShard, now_ms: int, out: Effects, done: Callable[[ErrorCode], None]
         ) -> None:
-            machine.add_partitions(transactional_id, *producer, partitions, client_version, done, now_ms, out)
+            machine.add_partitions(
+                transactional_id, *producer, partitions, client_version, done, now_ms, out, waits=waits
+            )
 
         return ask(self._shard(transactional_id), step)
 

@@ -29,9 +29,9 @@ Done: TypeAlias = Callable[[ErrorCode], None]
 ADD_PARTITIONS_VERSION: Final = 5
 WAITING_MAX: Final = 10_000
 """Partitions that questions under way are about; who asks beyond it is told to come back."""
-RETRY_MS: Final = 20
-RETRIES_MAX: Final = 5
-"""How often it is asked again while the transaction before is still being ended, before the client is told to retry."""
+RETRIES_MAX: Final = 6
+"""How often it is asked again while the transaction before is still being ended, before the client is told to retry:
+after 2 ms and then twice as long each time."""
 
 
 class Asked(NamedTuple):
@@ -103,7 +103,7 @@ class Verifier:
                     settled.append((error, self._waiting.pop((asked, where))))
             if again:
                 questions.next |= again
-                self._broker.call_later(RETRY_MS, lambda: self._go(asked))
+                self._broker.call_later(2 ** min(again.values()), lambda: self._go(asked))
             else:
                 self._broker.call_soon(lambda: self._go(asked))
             for error, waiting in settled:

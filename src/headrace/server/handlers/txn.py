@@ -165,8 +165,10 @@ async def _add(
     wanted: list[Partition],
     client_version: int,
 ) -> ErrorCode:
+    # A broker asks for many producers on one connection: none of them may keep the others waiting.
+    waits = client_version < VERSION_2
     try:
-        answer = broker.transactions.add_partitions(transactional_id, producer, wanted, client_version)
+        answer = broker.transactions.add_partitions(transactional_id, producer, wanted, client_version, waits)
         return answer if isinstance(answer, ErrorCode) else await answer
     except KafkaError as error:
         return error.code
