@@ -1,11 +1,20 @@
 """Consume, transform, produce: copiers that carry every record of one topic into another, exactly once.
 
-Each is a member of one group and a transactional producer; what it read, what it wrote and how far it has come are
-one transaction. Whatever goes wrong, it aborts and goes back to what the group has committed; when its producer gives
-up for good, a new one takes the same transactional id. Called by the chaos run, when it is asked for copiers.
+Each is a process of its own, a member of one group and a transactional producer; what it read, what it wrote and how
+far it has come are one transaction. Whatever goes wrong, it aborts and goes back to what the group has committed; when
+its producer gives up for good, a new one takes the same transactional id. A `Copier` runs such a process, kills it
+with SIGKILL every few seconds until it is told to spare it, and starts it again under the same names, so that the heir
+takes over the partitions and ends what the dead one left open. Called by the chaos run, when it is asked for copiers.
 """
 
+import os
+import random
+import signal
+import subprocess
+import sys
 import threading
+from collections.abc import Sequence
+from types import FrameType
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
@@ -15,29 +24,81 @@ GROUP = "copiers"
 BATCH = 200
 TRANSACTION_S = 30.0
 JOIN_S = 90.0
+LIFE_S = (3.0, 15.0)
 
 
 class Copier:
-    """One member of the group, in a thread of its own."""
+    """One member of the group, the life of its processes watched by a thread."""
 
     def __init__(self, name: str, bootstrap: str, source: str, target: str, notes: Notes) -> None:
-        self.name, self.bootstrap, self.source, self.target = name, bootstrap, source, target
+        self.name = name
         self.notes = notes
-        self.copied = 0
-        self.stopping = threading.Event()
+        self._command = [sys.executable, "-m", "tests.chaos.copiers", name, bootstrap, source, target]
+        self._chance = random.Random(name)
+        self._spared = threading.Event()
+        self._stopping = threading.Event()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
+    def spare(self) -> None:
+        """Kill it no more."""
+        self._spared.set()
+
     def stop(self) -> None:
-        self.stopping.set()
+        """Let it end its transaction, and end."""
+        self._stopping.set()
         self.thread.join(JOIN_S)
 
     def _run(self) -> None:
-        while not self.stopping.is_set():
+        while not self._stopping.is_set():
+            with subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True) as process:
+                listener = threading.Thread(target=self._listen, args=(process,), daemon=True)
+                listener.start()
+                self._watch(process)
+                listener.join(JOIN_S)
+
+    def _watch(self, process: "subprocess.Popen[str]") -> None:
+        """Return when the process has ended, by itself or by a kill."""
+        if not self._spared.wait(self._chance.uniform(*LIFE_S)):
+            process.kill()
+            self.notes.add("copier killed")
+        while process.poll() is None:
+            if self._stopping.wait(0.1):
+                process.terminate()
+                try:
+                    process.wait(JOIN_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                return
+
+    def _listen(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.notes.add(line.strip())
+
+
+# -- in the process ----------------------------------------------------------------------------------------------------
+
+
+class Copying:
+    """What one process does."""
+
+    def __init__(self, name: str, bootstrap: str, source: str, target: str) -> None:
+        self.name, self.bootstrap, self.source, self.target = name, bootstrap, source, target
+        self.stopping = threading.Event()
+        self._parent = os.getppid()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it was not told to end, and whoever would tell it is alive."""
+        return not self.stopping.is_set() and os.getppid() == self._parent
+
+    def run(self) -> None:
+        while self.goes_on:
             consumer = self._consumer()
             try:
                 self._session(consumer, self._producer())
             except KafkaException as error:
-                self.notes.add(f"copier starts anew: {error.args[0].name()}")
+                print(f"copier starts anew: {error.args[0].name()}", flush=True)
                 self.stopping.wait(0.2)
             finally:
                 consumer.close()
@@ -48,6 +109,7 @@ class Copier:
                 **COMMON,
                 "bootstrap.servers": self.bootstrap,
                 "group.id": GROUP,
+                "group.instance.id": self.name,
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
@@ -71,7 +133,7 @@ class Copier:
     def _session(self, consumer: Consumer, producer: Producer) -> None:
         """Copy until told to stop. KafkaException when producer or consumer must be made anew."""
         producer.init_transactions(TRANSACTION_S)
-        while not self.stopping.is_set():
+        while self.goes_on:
             messages = [m for m in consumer.consume(BATCH, 0.5) if m.error() is None]
             if not messages:
                 continue
@@ -87,11 +149,24 @@ class Copier:
                     offsets, consumer.consumer_group_metadata(), TRANSACTION_S
                 )
                 producer.commit_transaction(TRANSACTION_S)
-                self.copied += len(messages)
             except KafkaException as error:
                 if error.args[0].fatal():
                     raise
                 # Aborted or never begun: either way the group's offsets say where to go on, and a new member asks.
-                self.notes.add(f"copier aborts: {error.args[0].name()}")
+                print(f"copier aborts: {error.args[0].name()}", flush=True)
                 producer.abort_transaction(TRANSACTION_S)
                 raise
+
+
+def main(arguments: Sequence[str]) -> None:
+    copying = Copying(*arguments)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        copying.stopping.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    copying.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -127,6 +127,8 @@ def run(
     nemesis.run(steps)
     say("peace: everything is mended and started")
     nemesis.make_whole()
+    for copier in copying:
+        copier.spare()
     if wrong := eyes.await_in_sync():
         problems.append(wrong)
     say("all replicas are in sync" if not problems else problems[0])
