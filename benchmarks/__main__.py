@@ -19,6 +19,7 @@ from rich.table import Table
 from benchmarks.clusters import CLUSTER_ALONE, CLUSTER_SHARED, HeadraceCluster, KafkaCluster
 from benchmarks.groups import GROUPS
 from benchmarks.report import FOLDER, Results, chart, machine, record, rows_of
+from benchmarks.sink import Sink
 from benchmarks.systems import Headrace, Kafka, System, Unavailable
 from benchmarks.workloads import ALONE, SHARED, Numbers, Scale
 
@@ -50,7 +51,7 @@ def warm_up(system: System, scale: Scale, shared: Workloads) -> None:
     """One round that is not counted: a JVM compiles what it runs often, and the first round would pay for that."""
     for name in ("produce", "consume"):
         with contextlib.suppress(Unavailable):
-            if name in shared:
+            if name in shared and (system.workloads is None or name in system.workloads):
                 shared[name](system, scale)
 
 
@@ -70,13 +71,16 @@ def run(
     try:
         if shared:
             for kind in kinds:
-                systems.append(kind())
-                systems[-1].start()
+                if kind.workloads is None or kind.workloads & set(shared):
+                    systems.append(kind())
+                    systems[-1].start()
             for system in systems:
                 warm_up(system, scale, together)
         for name in shared:
             for _ in range(runs):
                 for system in systems:
+                    if system.workloads is not None and name not in system.workloads:
+                        continue
                     measure(
                         name, system.name, results, absent, lambda s=system, n=name: together[n](s, scale)
                     )
@@ -85,7 +89,7 @@ def run(
             system.remove()
     for name in (name for name in apart if name in wanted):
         for _ in range(runs):
-            for kind in kinds:
+            for kind in (kind for kind in kinds if kind.workloads is None):
                 measure(name, kind.name, results, absent, lambda k=kind, n=name: apart[n](k, scale))
     return results, absent
 
@@ -98,6 +102,7 @@ def print_table(results: Results, runs: int) -> None:
         ("Kafka", "right"),
         ("ratio", "right"),
         ("aim", "left"),
+        ("stores nothing", "right"),
     ):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
     for row in rows_of(results):
@@ -109,6 +114,7 @@ def print_table(results: Results, runs: int) -> None:
             row.shown(row.kafka),
             ratio,
             f"[{colour}]{row.aim}[/]" if colour else row.aim,
+            row.shown(row.sink) if row.sink else "",
         )
     Console(highlight=False, width=None if sys.stdout.isatty() else 140).print(table)
 
@@ -144,6 +150,8 @@ def main() -> int:
         console.print(
             "without Kafka to compare with: set HEADRACE_PEERS to a directory with a Kafka launcher, and have java"
         )
+    if not arguments.cluster:
+        kinds.append(Sink)
     scale = Scale.quick() if arguments.quick else Scale()
     results, absent = run(kinds, workloads, wanted, scale, arguments.runs)
     print_table(results, arguments.runs)

@@ -1,7 +1,8 @@
 """From numbers to a table, a chart and a page.
 
 `MEASURES` says what each number is, which way is better, and what Headrace aims for. A ratio is always Headrace over
-Kafka in the same run; the chart turns it so that longer is better.
+Kafka in the same run; the chart turns it so that longer is better. "stores nothing" is what the same client reaches
+against `sink`, and so more than any broker can have of it.
 """
 
 import json
@@ -10,7 +11,7 @@ import os
 import platform
 import re
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -110,6 +111,7 @@ class Row:
     measure: Measure
     headrace: list[float]
     kafka: list[float]
+    sink: list[float] = field(default_factory=list)  # against a broker that stores nothing
 
     @property
     def ratio(self) -> float | None:
@@ -155,7 +157,7 @@ class Row:
 def rows_of(results: Results) -> list[Row]:
     """A row for every measure that was taken."""
     rows = [
-        Row(m, results.get("Headrace", {}).get(m.key, []), results.get("Kafka", {}).get(m.key, []))
+        Row(m, *(results.get(system, {}).get(m.key, []) for system in ("Headrace", "Kafka", "Sink")))
         for m in (*MEASURES, *CLUSTER_MEASURES, *COMPACTION_MEASURES)
     ]
     return [row for row in rows if row.headrace or row.kafka]
@@ -174,16 +176,20 @@ def machine() -> str:
 
 def markdown(results: Results, runs: int) -> str:
     """The table for the README, with machine and date."""
+    rows = rows_of(results)
+    limits = any(row.sink for row in rows)
     out = [
         f"{date.today().isoformat()}, {machine()}. Median of {runs} runs, alternating (lowest to highest).",
         "",
-        "| | Headrace | Kafka | Headrace / Kafka | aim | |",
-        "|---|---:|---:|---:|---|---|",
+        "| | Headrace | Kafka | Headrace / Kafka | aim | |" + (" stores nothing |" if limits else ""),
+        "|---|---:|---:|---:|---|---|" + ("---:|" if limits else ""),
     ]
-    for row in rows_of(results):
+    for row in rows:
         ratio = f"{row.ratio:.2f} ×" if row.ratio is not None else "-"
         mark = {True: "✓", False: "✗", None: ""}[row.met]
         cells = [row.measure.words, row.shown(row.headrace), row.shown(row.kafka), ratio, row.aim, mark]
+        if limits:
+            cells.append(row.shown(row.sink) if row.sink else "")
         out.append(f"| {' | '.join(cells)} |")
     return "\n".join(out)
 

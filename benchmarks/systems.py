@@ -45,6 +45,8 @@ class System(ABC):
     brokers = 1
     replicas = 1
     acks = "1"
+    keeps_topics = True
+    workloads: "frozenset[str] | None" = None  # those it can serve; None for all
 
     def __init__(self, **settings: str) -> None:
         self.settings = {key.replace("_", "."): value for key, value in settings.items()}
@@ -133,11 +135,15 @@ class Headrace(System):
     def prepare(self) -> None:
         pass
 
-    def launch(self) -> None:
+    def arguments(self) -> list[str]:
         command = [sys.executable, "-m", "headrace", "serve", "--data", str(self.directory / "data")]
         command += ["--port", str(self.port)]
         for key, value in self.settings.items():
             command += ["--set", f"{key}={value}"]
+        return command
+
+    def launch(self) -> None:
+        command = self.arguments()
         with (self.directory / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 

@@ -48,6 +48,9 @@ class Scale:
 @contextmanager
 def topic(system: System, partitions: int = 1, **config: str) -> Iterator[str]:
     """A new topic, gone afterwards."""
+    if not system.keeps_topics:
+        yield "any"
+        return
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": system.bootstrap, **QUIET})

@@ -44,3 +44,13 @@ def test_the_table_and_the_chart_hold_every_measure_that_was_taken() -> None:
     bars = ElementTree.fromstring(chart(results)).findall("{http://www.w3.org/2000/svg}rect")
     assert len(bars) == len(measures) + 1  # and the background
     assert chart({"Headrace": results["Headrace"]}) == ""
+
+
+def test_what_a_client_reaches_at_most_stands_beside_what_it_reached() -> None:
+    rate = MEASURES[0]
+    brokers = {"Headrace": {rate.key: [200.0]}, "Kafka": {rate.key: [100.0]}}
+    table = markdown({**brokers, "Sink": {rate.key: [250.0]}}, 1).splitlines()
+    assert "stores nothing" in table[2]
+    assert table[4].endswith("| 250 |")
+    assert len({line.count("|") for line in table[2:]}) == 1
+    assert "stores nothing" not in markdown(brokers, 1)
