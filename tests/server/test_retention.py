@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from headrace.base.errors import ErrorCode
@@ -105,6 +105,24 @@ def test_records_of_an_open_transaction_can_be_deleted_and_it_stays_open(tmp_pat
         producer.abort_transaction(WAIT_S)
         wait_until(lambda: ends(where, "cut", isolation=1) == (6, 12), "the marker")
         assert read_committed(where, "cut", 6) == [(10, VALUE)]
+
+
+def test_records_of_a_topic_that_is_only_compacted_are_not_deleted_by_offset(broker: Broker) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for policy, told in (("compact", KafkaError.POLICY_VIOLATION), ("compact,delete", None)):
+        topic = policy.replace(",", "-")
+        broker.create_topic(topic, config={"cleanup.policy": policy})
+        for number in range(5):
+            producer.produce(topic, key=b"%d" % number, value=b"value")
+        assert producer.flush(WAIT_S) == 0
+        [deleted] = admin.delete_records([TopicPartition(topic, 0, 3)]).values()
+        if told is None:
+            assert deleted.result(WAIT_S).low_watermark == 3
+            assert ends(broker.bootstrap, topic) == (3, 5)
+        else:
+            assert deleted.exception(WAIT_S).args[0].code() == told
+            assert ends(broker.bootstrap, topic) == (0, 5)
 
 
 def test_retention_takes_what_an_open_transaction_wrote_and_its_end_hides_the_rest(broker: Broker) -> None:
