@@ -108,3 +108,29 @@ def test_what_the_cluster_cannot_do_is_said(five: Path) -> None:
     assert "cannot move" in fails(1, "partition", "reassign", "here", "--to", "99", *bootstrap)
     assert "no partition 7" in fails(1, "partition", "reassign", "here:7", "--to", "1", *bootstrap)
     assert "no broker 99" in fails(1, "partition", "reassign", "--drain", "99", *bootstrap)
+
+
+@pytest.mark.parametrize("by_protocol", [False, True])
+def test_what_brokers_reported_to_the_controller_shows_in_status(five: Path, by_protocol: bool) -> None:
+    bootstrap = ("-b", status(five)["bootstrap"])
+    where = bootstrap if by_protocol else ("--data", str(five))
+    name = f"metered-{by_protocol}".lower()
+    succeeds("topic", "create", name, "-p", "1", "-r", "3", *bootstrap)
+    (topic,) = json.loads(succeeds("topic", "describe", name, "--json", *bootstrap))
+    (partition,) = topic["partitions"]
+
+    def loads() -> dict[int, dict[str, Any]]:
+        seen = json.loads(succeeds("status", "--json", *where))
+        return {broker["id"]: broker["load"] for broker in seen["brokers"]}
+
+    def busy() -> bool:
+        succeeds("produce", name, *bootstrap, stdin=(b"x" * 1000 + b"\n") * 500)
+        found = loads()
+        leader = found[partition["leader"]]
+        return (leader["messages_in_per_s"] or 0) > 1 and all(
+            (found[broker]["bytes_in_per_s"] or 0) > 10_000 for broker in partition["replicas"]
+        )
+
+    wait_until(busy, "rates of the leader, and of followers that fetch from it", DEADLINE_S)
+    assert all(load["memory_bytes"] > 1_000_000 and load["disk_bytes"] > 0 for load in loads().values())
+    assert "msg/s" in succeeds("status", *where).decode()

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from headrace.cli.local_cluster import LocalCluster, Plan
 from headrace.client.admin import Admin
 from headrace.client.cluster import NO_NODE, TopicInfo
 from headrace.client.cluster_admin import ClusterInfo, QuorumInfo, describe_brokers, describe_quorum
+from headrace.cluster.control_messages import BrokerLoad, LoadsReply, Malformed, decode
+from headrace.wire.apis import PRIVATE_LOADS
 
 ASK_TIMEOUT_MS = 3_000
 CONNECT_TIMEOUT_MS = 1_000
@@ -31,11 +33,24 @@ COLOURS = {RUNNING: "green", FENCED: "yellow", STOPPED: "dim", DEAD: "bold red",
 
 @dataclass(slots=True)
 class Load:
-    """What a broker uses of this machine."""
+    """What a broker has to do."""
 
     cpu_percent: float
     memory_bytes: int
     disk_bytes: int
+    reported: BrokerLoad | None = None
+    """What the broker told the controller, rates among it; None when that is not known."""
+
+    def as_json(self) -> dict[str, Any]:
+        told = self.reported
+        return {
+            "cpu_percent": round(self.cpu_percent, 1),
+            "memory_bytes": self.memory_bytes,
+            "disk_bytes": self.disk_bytes,
+            "bytes_in_per_s": None if told is None else round(told.bytes_in),
+            "bytes_out_per_s": None if told is None else round(told.bytes_out),
+            "messages_in_per_s": None if told is None else round(told.messages_in, 1),
+        }
 
 
 @dataclass(slots=True)
@@ -53,7 +68,6 @@ class BrokerRow:
     load: Load | None = None
 
     def as_json(self) -> dict[str, Any]:
-        load = self.load
         return {
             "id": self.number,
             "pid": self.pid,
@@ -63,13 +77,7 @@ class BrokerRow:
             "controller": self.controller,
             "leaders": self.leaders,
             "replicas": self.replicas,
-            "load": None
-            if load is None
-            else {
-                "cpu_percent": round(load.cpu_percent, 1),
-                "memory_bytes": load.memory_bytes,
-                "disk_bytes": load.disk_bytes,
-            },
+            "load": None if self.load is None else self.load.as_json(),
         }
 
 
@@ -106,6 +114,8 @@ class Answers:
     cluster: ClusterInfo
     quorum: QuorumInfo | None
     topics: Sequence[TopicInfo]
+    loads: Mapping[int, BrokerLoad]
+    """What brokers told the controller; nothing of a cluster that is not Headrace."""
 
 
 async def ask(config: dict[str, object]) -> Answers:
@@ -121,7 +131,19 @@ async def ask(config: dict[str, object]) -> Answers:
         with contextlib.suppress(KafkaError):  # between two leaders of the quorum there is none to tell of
             quorum = await describe_quorum(admin)
         reply = await admin.cluster.describe(None)
-        return Answers(cluster, quorum, [admin.cluster.topics[topic.name] for topic in reply.topics])
+        topics = [admin.cluster.topics[topic.name] for topic in reply.topics]
+        return Answers(cluster, quorum, topics, await _ask_loads(admin, quorum))
+
+
+async def _ask_loads(admin: Admin, quorum: QuorumInfo | None) -> Mapping[int, BrokerLoad]:
+    """What the active controller has heard of loads. Asked last: a broker that does not know this hangs up."""
+    if quorum is None or quorum.leader_id not in admin.cluster.nodes:
+        return {}
+    try:
+        connection = await admin.cluster.connection(quorum.leader_id)
+        return decode(LoadsReply, await connection.request_private(PRIVATE_LOADS)).loads
+    except (KafkaError, Malformed):
+        return {}
 
 
 async def _ask_any(addresses: Sequence[str]) -> Answers | str:
@@ -176,6 +198,11 @@ def _add_answers(view: View, answers: Answers | str, *, remote: bool = False) ->
     rows = {row.number: row for row in view.brokers}
     in_service = {broker.node_id for broker in answers.cluster.brokers if not broker.fenced}
     for row in view.brokers:
+        told = answers.loads.get(row.number)
+        if told is not None and row.load is None and remote:
+            row.load = Load(100 * told.cpu, told.memory_bytes, told.disk_bytes)
+        if row.load is not None:
+            row.load.reported = told
         alive = remote or row.pid is not None
         if alive:
             row.state = RUNNING if row.number in in_service else FENCED
@@ -212,16 +239,21 @@ def columns_and_rows(view: View) -> tuple[list[str], list[list[object]]]:
         "cpu",
         "memory",
         "disk",
+        "net in/s",
+        "net out/s",
+        "msg/s",
     ]
     rows: list[list[object]] = []
     for row in view.brokers:
-        used: list[object] = ["", "", ""]
+        used: list[object] = [""] * 6
         if row.load is not None:
-            used = [
+            used[:3] = [
                 f"{row.load.cpu_percent:.0f}%",
                 amount(row.load.memory_bytes),
                 amount(row.load.disk_bytes),
             ]
+            if (told := row.load.reported) is not None:
+                used[3:] = [amount(told.bytes_in), amount(told.bytes_out), f"{told.messages_in:.0f}"]
         role = "" if row.controller == "none" else row.controller
         address = f"{row.host}:{row.port}"
         rows.append([row.number, row.state, role, address, row.pid, row.leaders, row.replicas, *used])
@@ -235,7 +267,7 @@ def summary(view: View) -> str:
     return f"{view.total} partitions, {view.offline} offline, {view.under_replicated} under-replicated"
 
 
-def amount(count: int) -> str:
+def amount(count: float) -> str:
     """Bytes for people."""
     value = float(count)
     for unit in ("B", "KB", "MB", "GB"):

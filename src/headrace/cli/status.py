@@ -21,7 +21,8 @@ DESCRIPTION = """\
 Show a cluster: each broker's state, role, load and how many partitions it leads and holds.
 
 Of the cluster that 'headrace up' started in --data; with -b of any cluster, such as one over several machines, of which
-processes and load are not known here.
+processes are not known here. Load is CPU, memory and disk, and what brokers reported to the controller with their last
+heartbeat: bytes in and out a second, and messages that producers wrote a second.
 
 states: running (in service), fenced (its process runs, the cluster does not count on it), stopped (by a command),
 dead (its process ended without being asked to)"""

@@ -24,7 +24,7 @@ from headrace.client.errors import (
     error_code,
 )
 from headrace.client.transport import Connector, FrameStream
-from headrace.wire.apis import Api
+from headrace.wire.apis import PRIVATE_FROM, Api
 from headrace.wire.headers import encode_request_header, parse_response_header
 from headrace.wire.messages import Malformed, Message, decode_response, encode_request
 from headrace.wire.schema import message_schema
@@ -40,9 +40,7 @@ class _Waiting:
 
     __slots__ = ("api", "correlation_id", "future", "timer", "version")
 
-    def __init__(
-        self, api: Api, version: int, correlation_id: int, future: "asyncio.Future[Message]"
-    ) -> None:
+    def __init__(self, api: int, version: int, correlation_id: int, future: "asyncio.Future[Any]") -> None:
         self.api = api
         self.version = version
         self.correlation_id = correlation_id
@@ -152,6 +150,13 @@ class Connection:
         """Send a request now; the future brings its answer. Raises ClientError when it cannot be sent."""
         if version is None:
             version = self.version(api, highest)
+        return self._send(api, version, encode_request(api, version, body), timeout_ms)
+
+    def request_private(self, key: int, payload: bytes = b"") -> "asyncio.Future[bytes]":
+        """As `request`, in an API of Headrace's own, whose bodies this client does not read."""
+        return self._send(key, 0, payload, None)
+
+    def _send(self, api: int, version: int, payload: bytes, timeout_ms: int | None) -> "asyncio.Future[Any]":
         stream = self._live_stream()
         if len(self._waiting) >= IN_FLIGHT_MAX:
             raise ClientError(
@@ -159,7 +164,6 @@ class Connection:
             )
         loop = asyncio.get_running_loop()
         waiting = _Waiting(api, version, self._next_correlation_id(), loop.create_future())
-        payload = encode_request(api, version, body)
         stream.send(encode_request_header(api, version, waiting.correlation_id, self._client_id), payload)
         self._waiting.append(waiting)
         wait_ms = self._timeout_ms if timeout_ms is None else timeout_ms
@@ -251,7 +255,7 @@ class Connection:
         return self._correlation_id
 
     def _expire(self, waiting: _Waiting, wait_ms: int) -> None:
-        message = f"{self.host}:{self.port} did not answer {waiting.api.name} within {wait_ms} ms"
+        message = f"{self.host}:{self.port} did not answer {_name(waiting.api)} within {wait_ms} ms"
         _fail(waiting, RequestTimedOut(message, "the broker may be overloaded, paused or gone"))
         self.close(Disconnected(f"{message}; the connection was dropped", LOST_HINT))
 
@@ -264,10 +268,16 @@ class Connection:
             _fail(waiting, _again(self._error))
 
 
-def _decode(waiting: _Waiting, frame: memoryview) -> Message:
+def _name(api: int) -> str:
+    return Api(api).name if api < PRIVATE_FROM else f"API {api}"
+
+
+def _decode(waiting: _Waiting, frame: memoryview) -> Message | bytes:
     correlation_id, pos = parse_response_header(waiting.api, waiting.version, frame)
     if correlation_id != waiting.correlation_id:
         raise Malformed(f"correlation id {correlation_id} where {waiting.correlation_id} was expected")
+    if waiting.api >= PRIVATE_FROM:
+        return bytes(frame[pos:])
     if waiting.api == Api.API_VERSIONS and bytes(frame[pos : pos + 2]) == b"\x00\x23":
         # A broker that does not know our version of ApiVersions says so in a body of version 0.
         return decode_response(Api.API_VERSIONS, 0, frame, pos)

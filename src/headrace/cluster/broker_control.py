@@ -195,7 +195,10 @@ class BrokerControl:
         records.append(BrokerStateRecord(broker.id, broker.epoch, fenced=True))
         return records
 
-    def load(self, node_id: int) -> BrokerLoad | None:
-        """What a broker last reported."""
-        session = self._sessions.get(node_id)
-        return None if session is None else session.load
+    def loads(self, image: ClusterImage) -> dict[int, BrokerLoad | None]:
+        """What each broker in service last reported; None of one that has not yet."""
+        return {
+            broker.id: None if (session := self._sessions.get(broker.id)) is None else session.load
+            for broker in image.brokers.values()
+            if not broker.fenced
+        }

@@ -76,6 +76,15 @@ class HeartbeatReply(msgspec.Struct, frozen=True, array_like=True):
     offset: int = -1
 
 
+class LoadsReply(msgspec.Struct, frozen=True, array_like=True):
+    """What the active controller last heard of each broker's load."""
+
+    error: int
+    leader: int = -1
+    """Whom to ask instead, where the error is that this is not the active controller."""
+    loads: dict[int, BrokerLoad] = {}
+
+
 encode = msgspec.msgpack.Encoder().encode
 
 

@@ -18,6 +18,7 @@ from headrace.cluster.broker_control import BrokerControl
 from headrace.cluster.control_messages import (
     HeartbeatReply,
     HeartbeatRequest,
+    LoadsReply,
     Malformed,
     RegisterReply,
     RegisterRequest,
@@ -142,8 +143,7 @@ class Controller:
         if not config.balancer_enable or now_ms - self._moved_ms < config.balancer_interval_ms:
             return
         self._moved_ms = now_ms
-        loads = {node_id: self.brokers.load(node_id) for node_id in pending.brokers}
-        move = next_move(pending, loads, config.balancer_tolerance_percentage / 100)
+        move = next_move(pending, self.brokers.loads(pending), config.balancer_tolerance_percentage / 100)
         if move is not None:
             logger.warning("balancer moves", extra={"fields": {"why": move.why}})
             self._propose(move.records)
@@ -165,6 +165,15 @@ class Controller:
     def handle_heartbeat(self, broker: "Broker", exchange: Exchange, frame: memoryview, body: int) -> None:
         """A broker is there."""
         self.heartbeat(_decoded(HeartbeatRequest, frame, body), lambda reply: exchange.reply(encode(reply)))
+
+    def handle_loads(self, broker: "Broker", exchange: Exchange, frame: memoryview, body: int) -> None:
+        """Somebody wants to see what brokers have to do."""
+        if not self._metadata.is_active:
+            exchange.reply(encode(LoadsReply(ErrorCode.NOT_CONTROLLER, self._leader())))
+            return
+        told = self.brokers.loads(self._metadata.pending)
+        loads = {node_id: load for node_id, load in told.items() if load is not None}
+        exchange.reply(encode(LoadsReply(ErrorCode.NONE, self._peers.node_id, loads)))
 
     def register(self, request: RegisterRequest, answer: Callable[[RegisterReply], None]) -> None:
         """Register a broker; `answer` is called when that is committed, or with why it is not done here."""

@@ -12,6 +12,7 @@ from headrace.cluster.control_messages import BrokerLoad
 from headrace.security.authorizer import Principal
 from headrace.security.quotas import Flow
 from headrace.server.broker import Broker
+from headrace.server.peers import Peers
 
 SPAN_MIN_MS = 50.0
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -35,9 +36,10 @@ class Traffic:
 class LoadMeter:
     """See the module."""
 
-    def __init__(self, broker: Broker, traffic: Traffic, clock: Clock) -> None:
+    def __init__(self, broker: Broker, traffic: Traffic, peers: Peers, clock: Clock) -> None:
         self._broker = broker
         self._traffic = traffic
+        self._peers = peers
         self._clock = clock
         self._at_ms = clock.monotonic_ms()
         self._cpu_s = _cpu_s()
@@ -57,6 +59,8 @@ class LoadMeter:
             for partition in broker.replicas.table
             if partition.is_leader
         }
+        received, sent = self._peers.traffic()
+        bytes_in, bytes_out = traffic.bytes_in + received, traffic.bytes_out + sent
         grown = sum(end - self._messages[key] for key, end in ends.items() if key in self._messages)
         sizes = broker.logs.sizes()
         self._last = BrokerLoad(
@@ -64,14 +68,14 @@ class LoadMeter:
             memory_bytes=_memory_bytes(),
             disk_bytes=sum(size.size_bytes for size in sizes),
             disk_free_bytes=broker.logs.fs.free_bytes(),
-            bytes_in=(traffic.bytes_in - self._bytes_in) / span_s,
-            bytes_out=(traffic.bytes_out - self._bytes_out) / span_s,
+            bytes_in=(bytes_in - self._bytes_in) / span_s,
+            bytes_out=(bytes_out - self._bytes_out) / span_s,
             messages_in=max(0, grown) / span_s,
             partitions=len(sizes),
             leaders=len(ends),
         )
         self._at_ms, self._cpu_s, self._messages = now_ms, cpu_s, ends
-        self._bytes_in, self._bytes_out = traffic.bytes_in, traffic.bytes_out
+        self._bytes_in, self._bytes_out = bytes_in, bytes_out
         return self._last
 
 

@@ -75,6 +75,7 @@ from headrace.storage.memory import MemoryFileSystem
 from headrace.wire.apis import (
     PRIVATE_FORWARD,
     PRIVATE_HEARTBEAT,
+    PRIVATE_LOADS,
     PRIVATE_RAFT,
     PRIVATE_REGISTER,
     Api,
@@ -265,7 +266,7 @@ class Process:
         )
         broker.member = Member(store, peers, controller, forwarding, registration)
         broker.peers = peers
-        registration.measure = LoadMeter(broker, traffic, self._clock).measure
+        registration.measure = LoadMeter(broker, traffic, peers, self._clock).measure
         broker.replication.connect(peers, broker.member)
         router = Router(
             broker,
@@ -353,6 +354,7 @@ class Process:
             PRIVATE_REGISTER: controller.handle_register,
             PRIVATE_HEARTBEAT: controller.handle_heartbeat,
             PRIVATE_FORWARD: take_forwarded,
+            PRIVATE_LOADS: controller.handle_loads,
         }
 
     def _listen_to_each_other(

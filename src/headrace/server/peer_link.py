@@ -78,6 +78,8 @@ class Link:
     ) -> None:
         self.node_id = node_id
         self.up = False
+        self.bytes_in = 0
+        self.bytes_out = 0
         self._loop = loop
         self._clock = clock
         self._chance = chance
@@ -315,6 +317,7 @@ class Link:
                 parts = [out[number] for number in range(min(len(out), GATHER_PARTS_MAX))]
                 sent = sock.sendmsg(parts)
                 self._unsent -= sent
+                self.bytes_out += sent
                 while sent:
                     first = out[0]
                     if sent >= len(first):
@@ -353,6 +356,7 @@ class Link:
         except OSError as error:
             self._failed(error)
             return
+        self.bytes_in += count
         if count == 0:
             self._lose(_unreachable(self.node_id, "it closed the connection"), gone=False)
         elif self._frame is not None:

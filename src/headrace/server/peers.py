@@ -46,6 +46,7 @@ class Peers:
         self._voters = dict(voters or {})
         self._brokers: dict[int, Address] = {}
         self._links: dict[tuple[int, Lane], Link] = {}
+        self._closed_bytes = (0, 0)
         self.on_up: list[Callable[[int], None]] = []
         self.on_down: list[Callable[[int, bool], None]] = []
 
@@ -81,7 +82,17 @@ class Peers:
     def forget_all_but(self, node_ids: "set[int]") -> None:
         """Close links to nodes that are no more."""
         for node_id, lane in [key for key in self._links if key[0] not in node_ids]:
-            self._links.pop((node_id, lane)).close()
+            link = self._links.pop((node_id, lane))
+            self._closed_bytes = self._closed_bytes[0] + link.bytes_in, self._closed_bytes[1] + link.bytes_out
+            link.close()
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that came and went over the links of this node since it began: what it fetched as a follower."""
+        received, sent = self._closed_bytes
+        for link in self._links.values():
+            received += link.bytes_in
+            sent += link.bytes_out
+        return received, sent
 
     def _up(self, node_id: int) -> None:
         for listener in self.on_up:
