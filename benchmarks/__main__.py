@@ -4,7 +4,8 @@ python -m benchmarks                         everything; Headrace alone, or besi
 python -m benchmarks --only produce,latency  some of it
 python -m benchmarks --cluster               three brokers, three replicas, acks=all; and five of them
 python -m benchmarks --quick                 small amounts, to try the benchmark itself
-python -m benchmarks --record                also write benchmarks/README.md's table, latest.json and latest.svg
+python -m benchmarks --record                also write benchmarks/README.md's table, latest.json and latest.svg;
+                                             with --only, rows of the same day and machine stay as they are
 """
 
 import argparse
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.clusters import CLUSTER_ALONE, CLUSTER_SHARED, HeadraceCluster, KafkaCluster
+from benchmarks.clusters import CLUSTER_ALONE, CLUSTER_SHARED, HeadraceCluster, KafkaCluster, rounds
 from benchmarks.groups import GROUPS
 from benchmarks.report import FOLDER, Results, chart, machine, record, rows_of
 from benchmarks.sink import Sink
@@ -77,8 +78,10 @@ def run(
             for system in systems:
                 warm_up(system, scale, together)
         for name in shared:
-            for _ in range(runs):
-                for system in systems:
+            quick = scale == Scale.quick()
+            counts = {system.name: rounds(name, system.name, runs, quick) for system in systems}
+            for number in range(max(counts.values())):
+                for system in (each for each in systems if number < counts[each.name]):
                     if system.workloads is not None and name not in system.workloads:
                         continue
                     measure(

@@ -6,7 +6,6 @@ run with their own defaults.
 """
 
 import json
-import statistics
 import subprocess
 import sys
 import threading
@@ -28,10 +27,16 @@ from benchmarks.workloads import (
     produce_java,
 )
 
-KILLS = 10
-STOPS = 3
+ROUNDS = {
+    "write-gap": (10, 3),
+    "controller-gap": (10, 3),
+    "stop-gap": (10, 3),
+    "rejoin": (3, 1),
+}
+"""How often these are measured, of Headrace and of Kafka, whose rounds take several times as long."""
+QUICK_ROUNDS = 2
 SEND_EVERY_S = 0.005
-BEFORE_S = 3.0
+BEFORE_S = 2.0
 GAP_MAX_S = 60.0
 IN_SYNC_S = 300.0
 
@@ -91,13 +96,31 @@ def prefixed(workload: Callable[[System, Scale], Numbers]) -> Callable[[System, 
     return run
 
 
-def new_topic(system: System, name: str, partitions: int = 1, replicas: int = 3) -> None:
+def new_topic(system: System, name: str, partitions: int = 1, replicas: list[int] | None = None) -> None:
+    """A topic that is in sync: of three replicas, or of one partition on these, led by the first."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": system.bootstrap, **QUIET})
     config = {"min.insync.replicas": "2"}
-    admin.create_topics([NewTopic(name, partitions, replicas, config=config)])[name].result(120)
+    if replicas is None:
+        topic = NewTopic(name, partitions, 3, config=config)
+    else:
+        topic = NewTopic(name, replica_assignment=[replicas], config=config)
+    admin.create_topics([topic])[name].result(120)
     await_in_sync(system, name)
+
+
+def active_controller(system: System) -> int:
+    """The leader of the quorum; DescribeCluster of Kafka names any broker instead."""
+    import asyncio
+
+    from headrace.client.admin import Admin
+
+    async def ask() -> int:
+        async with Admin({"bootstrap.servers": system.bootstrap}) as admin:
+            return (await admin.describe_quorum()).leader_id
+
+    return asyncio.run(ask())
 
 
 def await_in_sync(system: System, name: str) -> None:
@@ -115,13 +138,20 @@ def await_in_sync(system: System, name: str) -> None:
     raise Unavailable(f"replicas of {name} were not in sync within {IN_SYNC_S:.0f} s")
 
 
-def gap_s(system: Cluster, action: str) -> float:
-    """The longest time between two acknowledgements when the leader of a partition is killed or stopped."""
+def gap_s(system: Cluster, action: str, *, of_controller: bool = False) -> float:
+    """The longest time between two acknowledgements when the leader of a partition is killed or stopped.
+
+    With `of_controller` that leader is the active controller too; else it is one time and is not another.
+    """
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient
 
     name = f"bench-{uuid.uuid4().hex[:8]}"
-    new_topic(system, name)
+    replicas = None
+    if of_controller:
+        controller = active_controller(system)
+        replicas = [controller, *(each for each in range(1, 4) if each != controller)]
+    new_topic(system, name, replicas=replicas)
     producer = Producer(
         {
             "bootstrap.servers": system.bootstrap,
@@ -168,16 +198,30 @@ def gap_s(system: Cluster, action: str) -> float:
 
 
 def write_gap(system: System, scale: Scale) -> Numbers:
-    """Median over kills of whoever leads, which is the active controller now and then."""
+    """The gap when whoever leads is killed, which is the active controller now and then."""
     assert isinstance(system, HeadraceCluster | KafkaCluster)
-    kills = KILLS if scale.records > 1_000_000 else 2
-    return {"write gap after a kill s": statistics.median(gap_s(system, "kill") for _ in range(kills))}
+    return {"write gap after a kill s": gap_s(system, "kill")}
+
+
+def controller_gap(system: System, scale: Scale) -> Numbers:
+    """The gap when a leader is killed that is the active controller too."""
+    assert isinstance(system, HeadraceCluster | KafkaCluster)
+    return {"write gap after a controller's kill s": gap_s(system, "kill", of_controller=True)}
 
 
 def stop_gap(system: System, scale: Scale) -> Numbers:
-    """The same when the leader is stopped cleanly."""
+    """The gap when the leader is stopped cleanly."""
     assert isinstance(system, HeadraceCluster | KafkaCluster)
-    return {"write gap after a stop s": statistics.median(gap_s(system, "stop") for _ in range(STOPS))}
+    return {"write gap after a stop s": gap_s(system, "stop")}
+
+
+def rounds(workload: str, kind: str, runs: int, quick: bool) -> int:
+    """How often a workload is measured of a system, when others are `runs` times."""
+    if workload not in ROUNDS:
+        return runs
+    ours, theirs = ROUNDS[workload]
+    count = ours if kind == HeadraceCluster.name else theirs
+    return min(count, QUICK_ROUNDS) if quick else count
 
 
 def rejoin(system: System, scale: Scale) -> Numbers:
@@ -227,6 +271,7 @@ CLUSTER_SHARED: dict[str, Callable[[System, Scale], Numbers]] = {
     "create-topics": prefixed(create_topics),
     "transactions": prefixed(transactions),
     "write-gap": write_gap,
+    "controller-gap": controller_gap,
     "stop-gap": stop_gap,
     "rejoin": rejoin,
 }

@@ -16,6 +16,8 @@ from datetime import date
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+RUNS_TOLD_FROM = 5
+"""A number that was measured more often than this says so."""
 FOLDER = Path(__file__).resolve().parent
 Results = dict[str, dict[str, list[float]]]  # system -> measure -> one number a run
 
@@ -65,10 +67,14 @@ CLUSTER_MEASURES = (
     Measure("cluster java produce cpu s/GB", "its broker CPU (s per GB)", False, 0.5),
     Measure("cluster latency p50 ms", "end to end at 1 000 msg/s, p50 (ms)", False),
     Measure("cluster latency p99 ms", "end to end at 1 000 msg/s, p99 (ms)", False, value_aim=10.0),
-    Measure("write gap after a kill s", "write gap, leader killed (s, median of 10)", False, value_aim=1.5),
+    Measure("write gap after a kill s", "write gap, leader killed (s)", False, value_aim=1.5),
     Measure(
-        "write gap after a stop s", "write gap, leader stopped cleanly (s, median of 3)", False, value_aim=0.3
+        "write gap after a controller's kill s",
+        "write gap, leader killed that is the active controller (s)",
+        False,
+        value_aim=1.5,
     ),
+    Measure("write gap after a stop s", "write gap, leader stopped cleanly (s)", False, value_aim=0.3),
     Measure("five brokers start s", "five brokers: start to all in service (s)", False, value_aim=3.0),
     Measure(
         "five brokers memory MB", "five brokers: idle memory in all (MB)", False, value_aim=300.0, digits=0
@@ -151,7 +157,10 @@ class Row:
             return f"{number:,.{digits}f}".replace(",", " ")
 
         middle = text(statistics.median(numbers))
-        return middle if len(numbers) == 1 else f"{middle} ({text(min(numbers))} to {text(max(numbers))})"
+        if len(numbers) == 1:
+            return middle
+        many = f", {len(numbers)} times" if len(numbers) > RUNS_TOLD_FROM else ""
+        return f"{middle} ({text(min(numbers))} to {text(max(numbers))}{many})"
 
 
 def rows_of(results: Results) -> list[Row]:
@@ -239,10 +248,18 @@ def chart(results: Results) -> str:
 
 
 def record(results: Results, runs: int, name: str = "latest") -> None:
-    """Write the numbers, the chart and the table of the README that has this name."""
-    (FOLDER / f"{name}.json").write_text(
-        json.dumps({"machine": machine(), "runs": runs, "results": results}, indent=1) + "\n"
-    )
+    """Write the numbers, the chart and the table of the README that has this name.
+
+    What was recorded on this day and machine before, and not measured again, stays.
+    """
+    file, taken = FOLDER / f"{name}.json", {"machine": machine(), "date": date.today().isoformat()}
+    before = json.loads(file.read_text()) if file.exists() else {}
+    if taken.items() <= before.items():
+        results = {
+            system: {**before["results"].get(system, {}), **results.get(system, {})}
+            for system in {**before["results"], **results}
+        }
+    file.write_text(json.dumps({**taken, "runs": runs, "results": results}, indent=1) + "\n")
     if drawn := chart(results):
         (FOLDER / f"{name}.svg").write_text(drawn)
     page = FOLDER / "README.md"

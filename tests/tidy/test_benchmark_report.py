@@ -1,7 +1,11 @@
 """The benchmark's table says what the numbers say: ratios by medians, aims met or missed in the right direction."""
 
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
+import pytest
+
+from benchmarks import report
 from benchmarks.report import CLUSTER_MEASURES, MEASURES, Measure, Row, chart, markdown, rows_of
 
 MORE = Measure("rate", "rate (msg/s)", True, ratio_aim=1.5, digits=0)
@@ -54,3 +58,20 @@ def test_what_a_client_reaches_at_most_stands_beside_what_it_reached() -> None:
     assert table[4].endswith("| 250 |")
     assert len({line.count("|") for line in table[2:]}) == 1
     assert "stores nothing" not in markdown(brokers, 1)
+
+
+def test_what_was_recorded_the_same_day_and_is_not_measured_again_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "FOLDER", tmp_path)
+    (tmp_path / "README.md").write_text("a\n<!-- cluster -->\nold\n<!-- end of cluster -->\nz\n")
+    kill, stop = "write gap after a kill s", "write gap after a stop s"
+    report.record({"Headrace": {kill: [0.7], stop: [0.2]}}, 3, "cluster")
+    report.record({"Headrace": {kill: [0.5]}, "Kafka": {kill: [9.0]}}, 3, "cluster")
+    page = (tmp_path / "README.md").read_text()
+    assert "| 0.50 | 9.00 |" in page and "| 0.20 | - |" in page and "0.70" not in page
+    assert page.startswith("a\n") and page.endswith("z\n")
+    file = tmp_path / "cluster.json"
+    file.write_text(file.read_text().replace('"date": "2', '"date": "1'))
+    report.record({"Headrace": {kill: [0.5]}}, 3, "cluster")
+    assert "| 0.20 |" not in (tmp_path / "README.md").read_text(), "of another day"
