@@ -3,7 +3,8 @@
 Owns what only the active controller knows of brokers: when each was last heard of, and what it reported. It begins anew
 with each controller, who gives everyone a whole session's time. Invariants: a request counts only under the epoch of
 the newest registration, so that a process that was replaced changes nothing; a broker is unfenced only by its own
-heartbeat, when it has the metadata of its own registration; fencing takes leadership and ISR membership in one step.
+heartbeat, when it has the metadata of its own registration and has opened its logs; fencing takes leadership and ISR
+membership in one step.
 
 Two speeds. A broker whose process is gone (its address refuses connections) is fenced at once. One that is only silent
 is fenced when its session is over. And one that was said to be gone and then speaks under the same epoch was not gone:
@@ -133,7 +134,7 @@ class BrokerControl:
             if not broker.controlled_shutdown:
                 records = leave(image, broker.id, self._unclean, lead_on=True)
                 records.append(BrokerStateRecord(broker.id, broker.epoch, fenced, controlled_shutdown=True))
-        elif fenced and request.offset > broker.epoch:
+        elif fenced and request.offset > broker.epoch and not request.want_fence:
             records = come_back(image, broker.id, self._unclean)
             records.append(BrokerStateRecord(broker.id, broker.epoch, fenced=False))
             fenced = False

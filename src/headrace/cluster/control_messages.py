@@ -63,6 +63,8 @@ class HeartbeatRequest(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     want_shutdown: bool = False
     load: BrokerLoad | None = None
+    want_fence: bool = False
+    """It is still opening its logs: it is there, and must not lead yet."""
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, array_like=True):

@@ -1,6 +1,6 @@
 """A broker's part of registration: a pure state machine, replies and time in, the next request out.
 
-    REGISTERING --registered--> CATCHING_UP --has its own registration--> FENCED --unfenced--> ACTIVE
+    REGISTERING --registered--> CATCHING_UP --has its own registration--> FENCED --ready, unfenced--> ACTIVE
          ^                                                                  ^  \\--------------/
          \\-- the controller does not know this broker (any more) --+        \\-- fenced ------/
                                                  ACTIVE or FENCED --stop--> LEAVING --may stop--> LEFT
@@ -57,6 +57,8 @@ class Registrant:
         self.cluster_id = identity.cluster_id
         self.fatal: str | None = None
         """Why this process must stop."""
+        self._ready = False
+        self._asked_ready = False
         self._controller: int | None = None
         self._tried = 0
         self._asking = False
@@ -76,6 +78,12 @@ class Registrant:
         self._offset = offset
         if self.state is State.CATCHING_UP and offset >= self._wanted_offset:
             self.state = State.FENCED
+            self._next_ms = now_ms
+
+    def ready(self, now_ms: float) -> None:
+        """The logs are open: this broker can lead."""
+        if not self._ready:
+            self._ready = True
             self._next_ms = now_ms
 
     def stop(self, now_ms: float) -> None:
@@ -108,8 +116,14 @@ class Registrant:
         if self.state is State.REGISTERING:
             return Ask(to, self._identity)
         leaving = self.state is State.LEAVING
+        self._asked_ready = self._ready
         request = HeartbeatRequest(
-            self._identity.node_id, self.epoch, self._offset, want_shutdown=leaving, load=load
+            self._identity.node_id,
+            self.epoch,
+            self._offset,
+            want_shutdown=leaving,
+            load=load,
+            want_fence=not self._ready,
         )
         return Ask(to, request)
 
@@ -184,8 +198,10 @@ class Registrant:
         else:
             self.state = State.FENCED if reply.fenced else State.ACTIVE
             self._wanted_offset = max(self._wanted_offset, reply.offset)
-            if reply.fenced:
-                self._next_ms = now_ms + RETRY_MS
+            if self._ready and not self._asked_ready:
+                self._next_ms = now_ms
+            elif reply.fenced:
+                self._next_ms = now_ms + (RETRY_MS if self._ready else RETRY_MAX_MS)
 
     @property
     def wanted_offset(self) -> int:

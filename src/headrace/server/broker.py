@@ -35,6 +35,8 @@ from headrace.storage.manager import LogManager, Wanted
 
 TICK_MS = 500
 PARTITIONS_CHANGED_A_TURN = 20
+OPENING_TURN_MS = 20.0
+"""How long logs are opened at a start before the loop gets its turn."""
 
 logger = get_logger(__name__)
 
@@ -85,16 +87,11 @@ class Broker:
 
     async def start(self) -> None:
         """Take up the partitions that the metadata log assigns here."""
-        image = self.image
         self.peers = self.member.peers
         self.replication.connect(self.peers, self.member)
+        await self._open_logs()
+        image = self.image  # of now: it moved on while logs were opened
         self._reconfigure(image)
-        self.logs.load(
-            Wanted(topic.name, index, topic.id, self.topic_config(topic.name))
-            for topic in image.topics.values()
-            for index, partition in enumerate(topic.partitions)
-            if self.node_id in partition.replicas
-        )
         self.replication.load()
         self.replicas.apply(EMPTY, image)
         self._follow_image()
@@ -104,6 +101,22 @@ class Broker:
         self.groups.apply(EMPTY, self.image)
         self.transactions.apply(self.image)
         self._tick()
+
+    async def _open_logs(self) -> None:
+        """Open what is here, a slice a turn of the loop: heartbeats and Raft's elections go on meanwhile."""
+        image = self.image
+        self._reconfigure(image)
+        wanted = [
+            Wanted(topic.name, index, topic.id, self.topic_config(topic.name, image))
+            for topic in image.topics.values()
+            for index, partition in enumerate(topic.partitions)
+            if self.node_id in partition.replicas
+        ]
+        turn_ms = self.clock.monotonic_ms()
+        for _ in self.logs.loading(wanted):
+            if self.clock.monotonic_ms() - turn_ms >= OPENING_TURN_MS:
+                await asyncio.sleep(0)
+                turn_ms = self.clock.monotonic_ms()
 
     async def stop(self) -> None:
         """Stop periodic work and whatever still runs for a client; put aside what was deleted."""

@@ -84,7 +84,8 @@ class Registration:
         await self._until(lambda: self._registrant.state in (State.FENCED, State.ACTIVE, State.LEFT))
 
     async def be_active(self) -> None:
-        """Be unfenced, and know it."""
+        """Have opened the logs; be unfenced, and know it."""
+        self._registrant.ready(self._clock.monotonic_ms())
         self._pump()
         await self._until(lambda: self._registrant.state in (State.ACTIVE, State.LEFT))
         await self._metadata.until(self._registrant.wanted_offset)

@@ -10,9 +10,9 @@ The order at start: `start` takes the directory; the metadata log is opened with
 what the metadata says is here; `put_aside_strays` moves what it does not know out of the way.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from headrace.base.clock import Clock
 from headrace.base.errors import ErrorCode, KafkaError
@@ -44,7 +44,7 @@ from headrace.storage.log_checkpoints import Key, LogCheckpoints
 from headrace.storage.memory import MemoryFileSystem
 from headrace.storage.recovery import open_log
 from headrace.storage.segment import LOG_SUFFIX
-from headrace.storage.upkeep import Background, Upkeep
+from headrace.storage.upkeep import Upkeep, Worker
 
 CLEAN_SHUTDOWN_NAME: Final = ".kafka_cleanshutdown"
 _CLEAN_SHUTDOWN: Final = b'{"version":0,"brokerEpoch":-1}'
@@ -52,22 +52,13 @@ _CLEAN_SHUTDOWN: Final = b'{"version":0,"brokerEpoch":-1}'
 PROGRESS_INTERVAL_MS: Final = 2_000
 """How often a long recovery says how far it is."""
 
+FLUSHED_AT_ONCE_MAX: Final = 32
+"""Recovered logs that are made durable in one step."""
+
 REMOVALS_MAX: Final = 2
 """Deleted directories that the worker removes at a time: flushes, which producers wait for, must not queue behind."""
 
 logger = get_logger(__name__)
-
-
-class Worker(Background, Protocol):
-    """The flusher, as far as it is used here."""
-
-    def submit(
-        self, work: Callable[[], None], done: Callable[[Exception | None], None] | None = None, /
-    ) -> bool: ...
-
-    def run_all(self, jobs: Sequence[Callable[[], None]], /) -> None: ...
-
-    prepare: Callable[[PartitionLog], Callable[[], None] | None] | None
 
 
 class Wanted(NamedTuple):
@@ -168,6 +159,11 @@ class LogManager:
 
     def load(self, wanted: Iterable[Wanted]) -> None:
         """Open the logs of these partitions whose directories exist. Those that cannot be are offline."""
+        for _ in self.loading(wanted):
+            pass
+
+    def loading(self, wanted: Iterable[Wanted]) -> Iterator[None]:
+        """As `load`, a log at a step: thousands take seconds, and the loop has other work meanwhile."""
         present = [want for want in wanted if (want.topic, want.partition) in self._unclaimed]
         begun_ms = told_ms = self._clock.monotonic_ms()
         for number, want in enumerate(present):
@@ -182,7 +178,8 @@ class LogManager:
                     "opening logs",
                     extra={"fields": {"done": number + 1, "of": len(present), "last": want.topic}},
                 )
-        self._flush_recovered()
+            yield
+        yield from self._flush_recovered()
         logger.info(
             "logs opened",
             extra={
@@ -195,14 +192,17 @@ class LogManager:
             },
         )
 
-    def _flush_recovered(self) -> None:
+    def _flush_recovered(self) -> Iterator[None]:
         """Make durable what a killed process left in memory, where the topic wants it so before anyone reads it."""
         unsafe = [
             log
             for log in self._logs.values()
             if log.config.flush_messages == 1 and log.flushed_offset < log.log_end_offset
         ]
-        self._worker.run_all([partial(self._flush_one, log) for log in unsafe])
+        for first in range(0, len(unsafe), FLUSHED_AT_ONCE_MAX):
+            some = unsafe[first : first + FLUSHED_AT_ONCE_MAX]
+            self._worker.run_all([partial(self._flush_one, log) for log in some])
+            yield
 
     def _flush_one(self, log: PartitionLog) -> None:
         try:

@@ -7,7 +7,7 @@ every log once but does real work for at most `LOGS_PER_TICK` of them; nothing h
 the flusher; a log that is gone leaves nothing behind. `LogManager.tick` is the only caller.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from headrace.base.errors import KafkaError
@@ -36,6 +36,18 @@ class Background(Protocol):
     ) -> None: ...
 
     def is_flushing(self, log: PartitionLog, /) -> bool: ...
+
+
+class Worker(Background, Protocol):
+    """The flusher, as far as the manager of logs uses it."""
+
+    def submit(
+        self, work: Callable[[], None], done: Callable[[Exception | None], None] | None = None, /
+    ) -> bool: ...
+
+    def run_all(self, jobs: Sequence[Callable[[], None]], /) -> None: ...
+
+    prepare: Callable[[PartitionLog], Callable[[], None] | None] | None
 
 
 class Upkeep:
