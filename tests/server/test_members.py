@@ -1,15 +1,21 @@
 """What nodes of a cluster do for each other: read-your-writes, fencing, moving, leaving, and what they refuse."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.cluster.control_messages import BrokerLoad
-from headrace.cluster.image import NO_LEADER
+from headrace.cluster.image import NO_LEADER, ClusterImage
 from headrace.cluster.reassignment import is_moving
+from headrace.consensus.raft.messages import VoteRequest, decode_message
+from headrace.server import broker as broker_module
 from headrace.server.addresses import CannotServe
+from headrace.server.metadata import MetadataStore
+from headrace.server.quorum import Quorum
+from headrace.storage.manager import LogManager, Wanted
 from headrace.wire.apis import Api
 from headrace.wire.headers import encode_request_header
 from headrace.wire.messages import decode_response, encode_request
@@ -290,4 +296,100 @@ def test_a_directory_of_another_cluster_or_node_is_refused(tmp_path: Path) -> No
         assert f"belongs to cluster {elsewhere}, this is {here}" in words
         assert (await cluster.active()).image.cluster_id == here
 
+    with_cluster(scenario)
+
+
+def test_a_voter_that_lost_its_disk_votes_again_when_it_has_the_log(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.create("t", [[1, 2, 3]])
+        for number, lost in enumerate((await cluster.other(), await cluster.active())):
+            terms = [node.broker.metadata.quorum.term for node in cluster.alive]
+            await lost.die()
+            again = cluster.nodes[lost.id] = cluster.made(lost.id, str(tmp_path / str(number)))
+            survivor = (await cluster.other(again)).broker.metadata
+            seen: list[set[int]] = []
+
+            def look(
+                old: ClusterImage, new: ClusterImage, to: list[set[int]] = seen, at: MetadataStore = survivor
+            ) -> None:
+                to.append(set(at.quorum.voters))
+
+            survivor.watchers.append(look)
+            await again.start()
+            await until(lambda n=lost.id: n in cluster.partition("t").isr, "for it to be in sync")
+            active = await cluster.active()
+            quorum = active.broker.metadata.quorum
+            await until(lambda q=quorum: set(q.voters) == {1, 2, 3}, "for its vote")
+            assert {1, 2, 3} - {lost.id} in seen, "it did not vote while it had no log"
+            assert again.broker.metadata.quorum.term >= max(terms)
+
+    with_cluster(scenario)
+
+
+def test_a_new_directory_gives_no_vote_to_who_has_a_log(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.create("t", [[1, 2, 3]])
+        left = await cluster.active()
+        for node in cluster.alive:
+            if node is not left:
+                await node.die()
+        await until(lambda: not left.is_active, "for it to notice")
+        term = left.broker.metadata.quorum.term
+        lost = cluster.nodes[left.id % 3 + 1] = cluster.made(left.id % 3 + 1, str(tmp_path / "new"))
+        starting = asyncio.ensure_future(lost.process.start())
+        asked = 0
+        receive = Quorum.receive
+
+        def counted(quorum: Quorum, payload: bytes | memoryview) -> None:
+            nonlocal asked
+            asked += quorum.node_id == lost.id and isinstance(decode_message(payload), VoteRequest)
+            receive(quorum, payload)
+
+        Quorum.receive = counted  # type: ignore[method-assign]
+        try:
+            await until(lambda: asked >= 3, "for it to be asked for its vote")
+        finally:
+            Quorum.receive = receive  # type: ignore[method-assign]
+        assert not left.is_active and left.broker.metadata.quorum.term == term
+        third = cluster.nodes[lost.id % 3 + 1] = cluster.made(lost.id % 3 + 1)
+        await third.start()
+        await starting
+        await until(lambda: lost.id in cluster.partition("t").isr, "for all of them")
+
+    with_cluster(scenario)
+
+
+def test_a_broker_that_opens_its_logs_is_heard_of_and_not_in_service_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.create("alone", [[3]])
+        await cluster.nodes[3].stop()
+        opened = asyncio.Event()
+        loading = LogManager.loading
+
+        def slow(logs: LogManager, wanted: list[Wanted]) -> Iterator[None]:
+            while not opened.is_set():
+                yield
+            yield from loading(logs, wanted)
+
+        monkeypatch.setattr(LogManager, "loading", slow)
+        again = cluster.nodes[3] = cluster.made(3)
+        starting = asyncio.ensure_future(again.start())
+        active = await cluster.active()
+        await until(lambda: again.process._registration is not None, "for a registration")
+        registration = again.process._registration
+        assert registration is not None
+        await until(lambda: registration.heard_ms is not None, "for a registration")
+        beaten = registration.heard_ms
+        await until(lambda: registration.heard_ms != beaten, "for a heartbeat")
+        await cluster.create("t", [[1, 2]])
+        await until(lambda: "t" in again.image.topics, "for it to follow the metadata")
+        assert active.image.brokers[3].fenced
+        opened.set()
+        await starting
+        assert not active.image.brokers[3].fenced
+        assert again.broker.partition("alone", 0).is_leader
+
+    monkeypatch.setattr(broker_module, "OPENING_TURN_MS", 0.0)
     with_cluster(scenario)

@@ -65,6 +65,8 @@ class Controller:
         self._config = config
         self._cluster_id = cluster_id
         self.brokers = BrokerControl(lambda: config().broker_session_timeout_ms, self._is_unclean)
+        self._to_vote_again: dict[int, str] = {}
+        """Voters that came with a new directory, and are to vote again when they have the log."""
         self._timer: Timer | None = None
         self._balance_ms = 0.0
         self._moved_ms = 0.0
@@ -88,6 +90,7 @@ class Controller:
             return
         now_ms = self._clock.monotonic_ms()
         self._balance_ms = self._moved_ms = now_ms
+        self._to_vote_again.clear()
         self.brokers.begin(self._metadata.pending, now_ms)
         if not self._metadata.pending.cluster_id:
             self._propose([ClusterRecord(self._cluster_id())])
@@ -126,6 +129,7 @@ class Controller:
             logger.warning("a broker's session is over")
             self._propose(records)
         self._balance_load(now_ms)
+        self._give_votes_back()
         config = self._config()
         interval_ms = config.leader_imbalance_check_interval_seconds * 1000
         if config.auto_leader_rebalance_enable and now_ms - self._balance_ms >= interval_ms:
@@ -187,6 +191,11 @@ class Controller:
         if not metadata.is_active:
             answer(RegisterReply(ErrorCode.NOT_CONTROLLER, leader=self._leader()))
             return
+        if self._take_vote(request):
+            answer(
+                RegisterReply(ErrorCode.NOT_CONTROLLER, leader=self._leader())
+            )  # soon, when that is committed
+            return
         records, reply = self.brokers.register(
             metadata.pending, request, metadata.end_offset, self._clock.monotonic_ms()
         )
@@ -201,6 +210,43 @@ class Controller:
             answer(told)
 
         self._commit(records, done)
+
+    def _take_vote(self, request: RegisterRequest) -> bool:
+        """Whether a voter lost its disk and votes still; then that is being ended.
+
+        A node that was here before and has a new directory does not know what it voted and acknowledged. It is a
+        voter no more, follows the log as any other broker does, and gets its vote back when it has all of it.
+        """
+        quorum, node_id = self._metadata.quorum, request.node_id
+        before = self._metadata.pending.brokers.get(node_id)
+        if request.cluster_id or node_id not in quorum.voters or before is None:
+            return False
+        if before.incarnation == request.incarnation or node_id == self._peers.node_id:
+            return False
+        address = quorum.voters[node_id]
+        try:
+            quorum.remove_voter(node_id).add_done_callback(_note)
+        except KafkaError as error:
+            logger.info("a vote cannot be taken yet", extra={"fields": {"node": node_id, "why": str(error)}})
+            return True
+        self._to_vote_again[node_id] = address
+        logger.warning(
+            "a voter has lost its data directory: it votes again when it has the metadata log",
+            extra={"fields": {"node": node_id}},
+        )
+        return True
+
+    def _give_votes_back(self) -> None:
+        quorum, image = self._metadata.quorum, self._metadata.image
+        for node_id, address in list(self._to_vote_again.items()):
+            broker = image.brokers.get(node_id)
+            if node_id in quorum.voters or broker is None or broker.fenced:
+                continue
+            try:
+                quorum.add_voter(node_id, address).add_done_callback(_note)
+            except KafkaError:
+                continue  # it has not all of the log yet, or another change is under way
+            del self._to_vote_again[node_id]
 
     def heartbeat(self, request: HeartbeatRequest, answer: Callable[[HeartbeatReply], None]) -> None:
         """Hear a broker; `answer` is called when what follows from that is committed."""

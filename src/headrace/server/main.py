@@ -239,6 +239,7 @@ class Process:
         directory = self._identify(logs, alone=list(voters) == [config.node_id])
         peers = self._peers = Peers(self._loop, self._clock, config.node_id, voters)
         store = self._open_metadata(logs, self._flusher, voters, peers)
+        store.quorum.may_have_voted = directory is None
         cluster_id = "" if directory is None else directory.cluster_id
         broker = self._broker = Broker(
             config, self._clock, self._loop, logs, self._flusher, store, cluster_id

@@ -25,6 +25,7 @@ from headrace.consensus.raft.messages import (
     EntryKind,
     Malformed,
     SnapshotMeta,
+    VoteRequest,
     Voters,
     decode_message,
 )
@@ -111,6 +112,8 @@ class Quorum:
         self._last_snapshot_bytes = 0
         self._snapshotting = False
         self._closed = False
+        self.may_have_voted = False
+        """The directory is new, and this node may have voted before, on a disk that it lost."""
         self.on_fatal: Callable[[str], None] = lambda why: None
         """The process cannot go on."""
 
@@ -196,9 +199,19 @@ class Quorum:
         except Malformed as error:
             logger.warning("no message of Raft's", extra={"fields": {"why": str(error)}})
             return
+        if self._is_promised(message):
+            return
         if self._driver is not None and message.to == self.node_id:
             node = self._driver.node
             self._run(lambda: node.step(message))
+
+    def _is_promised(self, message: AnyMessage) -> bool:
+        """Whether this asks for a vote that may have been given away already, and forgotten with the disk.
+
+        Candidates without a log are of a cluster that just begins; so is then this node.
+        """
+        new = self.may_have_voted and self._log.log_end_offset == 0
+        return new and isinstance(message, VoteRequest) and message.end > 0
 
     def propose(self, entries: Sequence[bytes], done: Done) -> int:
         """Append entries, if this node leads; see `RaftDriver.propose`."""
@@ -252,6 +265,11 @@ class Quorum:
                 self._run(lambda: leadership.follow(node_id))
         elif node_id in node.voters:
             self._run(node.hasten)
+
+    @property
+    def voters(self) -> Voters:
+        """Who votes now, with addresses."""
+        return {} if self._driver is None else self._driver.node.voters
 
     @property
     def votes(self) -> bool:
