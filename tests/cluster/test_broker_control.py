@@ -151,6 +151,17 @@ def test_a_new_controller_gives_everybody_a_whole_session() -> None:
     assert stage.image.brokers[1].fenced
 
 
+def test_the_controller_before_is_silent_from_its_last_word_on() -> None:
+    stage = Stage(1, 2)
+    stage.now_ms = 50_000.0
+    stage.control = BrokerControl(lambda: SESSION_MS)
+    stage.control.begin(stage.image, stage.now_ms, (1, stage.now_ms - 2_000))
+    stage.tick(SESSION_MS - 2_001)
+    assert stage.image.brokers[1].may_lead
+    stage.tick(1)
+    assert stage.image.brokers[1].fenced and stage.image.brokers[2].may_lead
+
+
 def test_the_last_in_sync_leads_again_when_it_is_back_and_nobody_else_does() -> None:
     stage = Stage(1, 2)
     stage.topic((1, 2))

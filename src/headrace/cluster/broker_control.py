@@ -1,10 +1,10 @@
 """The controller's rule over brokers: who is registered, alive, fenced. Pure: events and time in, records out.
 
 Owns what only the active controller knows of brokers: when each was last heard of, and what it reported. It begins anew
-with each controller, who gives everyone a whole session's time. Invariants: a request counts only under the epoch of
-the newest registration, so that a process that was replaced changes nothing; a broker is unfenced only by its own
-heartbeat, when it has the metadata of its own registration and has opened its logs; fencing takes leadership and ISR
-membership in one step.
+with each controller, who gives everyone a whole session's time, the controller before it from its last word on.
+Invariants: a request counts only under the epoch of the newest registration, so that a process that was replaced
+changes nothing; a broker is unfenced only by its own heartbeat, when it has the metadata of its own registration and
+has opened its logs; fencing takes leadership and ISR membership in one step.
 
 Two speeds. A broker whose process is gone (its address refuses connections) is fenced at once. One that is only silent
 is fenced when its session is over. And one that was said to be gone and then speaks under the same epoch was not gone:
@@ -59,14 +59,19 @@ class BrokerControl:
         self._sessions: dict[int, _Session] = {}
         self._ticked_ms = 0.0
 
-    def begin(self, image: ClusterImage, now_ms: float) -> None:
-        """This controller is active from now on: nobody has been heard of, and everybody has a session's time."""
+    def begin(self, image: ClusterImage, now_ms: float, heard: tuple[int, float] | None = None) -> None:
+        """This controller is active from now on: nobody has been heard of, and everybody has a session's time.
+
+        `heard` is the controller before this one, and when it was last heard of: it has been silent already.
+        """
         self._ticked_ms = now_ms
         self._sessions = {
             broker.id: _Session(broker.epoch, now_ms)
             for broker in image.brokers.values()
             if not broker.fenced
         }
+        if heard is not None and (before := self._sessions.get(heard[0])) is not None:
+            before.heard_ms = min(heard[1], now_ms)
 
     # -- what brokers ask ----------------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ class Controller:
         now_ms = self._clock.monotonic_ms()
         self._balance_ms = self._moved_ms = now_ms
         self._to_vote_again.clear()
-        self.brokers.begin(self._metadata.pending, now_ms)
+        self.brokers.begin(self._metadata.pending, now_ms, self._metadata.quorum.leader_before())
         if not self._metadata.pending.cluster_id:
             self._propose([ClusterRecord(self._cluster_id())])
         self._reach_brokers()

@@ -112,6 +112,7 @@ class Quorum:
         self._last_snapshot_bytes = 0
         self._snapshotting = False
         self._closed = False
+        self._leader_heard: tuple[int, float] | None = None
         self.may_have_voted = False
         """The directory is new, and this node may have voted before, on a disk that it lost."""
         self.on_fatal: Callable[[str], None] = lambda why: None
@@ -204,6 +205,8 @@ class Quorum:
         if self._driver is not None and message.to == self.node_id:
             node = self._driver.node
             self._run(lambda: node.step(message))
+            if message.sender == node.leader:
+                self._leader_heard = message.sender, self._clock.monotonic_ms()
 
     def _is_promised(self, message: AnyMessage) -> bool:
         """Whether this asks for a vote that may have been given away already, and forgotten with the disk.
@@ -265,6 +268,17 @@ class Quorum:
                 self._run(lambda: leadership.follow(node_id))
         elif node_id in node.voters:
             self._run(node.hasten)
+
+    def leader_before(self) -> tuple[int, float] | None:
+        """Another node that led before this one, and when it was last heard of, at the most two elections ago.
+
+        No longer, because this node may have been held up itself: what is known is that a majority heard nothing.
+        """
+        if self._leader_heard is None:
+            return None
+        node_id, heard_ms = self._leader_heard
+        elections_ms = 2 * self._settings.election_ticks * TICK_MS
+        return node_id, max(heard_ms, self._clock.monotonic_ms() - elections_ms)
 
     @property
     def voters(self) -> Voters:
