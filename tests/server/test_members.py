@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace import Consumer, Producer, TopicPartition
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.cluster.control_messages import BrokerLoad
 from headrace.cluster.image import NO_LEADER, ClusterImage
@@ -103,6 +104,13 @@ def test_without_a_majority_changes_fail_clearly_and_the_rest_goes_on() -> None:
         await until(lambda: not left.is_active, "for it to notice")
         partition = left.broker.partition("t", left.id - 1)
         assert partition.index == left.id - 1, "it leads on"
+        address = f"{left.options.host}:{left.options.port}"
+        async with Producer({"bootstrap.servers": address, "enable.idempotence": False}) as producer:
+            sent = await producer.send("t", b"written without a controller", partition=left.id - 1)
+            assert (await sent).offset == 0
+        async with Consumer({"bootstrap.servers": address, "auto.offset.reset": "earliest"}) as consumer:
+            consumer.assign([TopicPartition("t", left.id - 1)])
+            assert (await anext(consumer)).value == b"written without a controller"
         with pytest.raises(KafkaError) as failed:
             await left.ask(Api.CREATE_TOPICS, 7, {"topics": [{"name": "u"}], "timeout_ms": 500}, 500)
         assert failed.value.code is ErrorCode.REQUEST_TIMED_OUT
