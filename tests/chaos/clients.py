@@ -1,14 +1,16 @@
-"""The clients of a chaos run: writers, readers and askers, all confluent-kafka, each in a thread of its own.
+"""The clients of a chaos run: writers, readers and askers, each in a thread of its own.
 
-They write down what they were told in a `History` and judge nothing. A writer is idempotent, with acks=all and no end
-to its retries: whatever it sent is acknowledged sooner or later, unless the producer gives up for good, in which case a
-new session under a new name goes on. Called by the chaos run.
+These are confluent-kafka's; those of the project's own client, in `own_clients`, take turns with them. They write down
+what they were told in a `History` and judge nothing. A writer is idempotent, with acks=all and no end to its retries:
+whatever it sent is acknowledged sooner or later, unless the producer gives up for good, in which case a new session
+under a new name goes on. Called by the chaos run.
 """
 
 import contextlib
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -83,24 +85,28 @@ class Writer:
         while not self.stopping.is_set():
             self.session += 1
             writer = f"{self.name}.{self.session}"
-            producer = self._producer()
-            try:
-                self._write(producer, writer)
-                left = producer.flush(FLUSH_S)
-            except KafkaException as error:
-                self.notes.add(f"producer gave up: {error.args[0].name()}: {error.args[0].str()}")
-                left = len(producer)
-            if left:
+            if left := self._write(writer):
                 self.notes.add(f"{writer}: {left} records without an answer when its session ended")
 
-    def _write(self, producer: Producer, writer: str) -> None:
-        """One session: until told to stop. KafkaException when the producer can do no more."""
+    def _write(self, writer: str) -> int:
+        """One session: until told to stop, or its producer can do no more. Returns how many had no answer then."""
+        producer = self._producer()
+        try:
+            for record in self._due(writer, producer.poll):
+                self._send(producer, record)
+            return producer.flush(FLUSH_S)
+        except KafkaException as error:
+            self.notes.add(f"producer gave up: {error.args[0].name()}: {error.args[0].str()}")
+            return len(producer)
+
+    def _due(self, writer: str, idle: Callable[[float], object]) -> Iterator[Record]:
+        """The records of one session, each when its time has come; `idle` passes the time between them."""
         number = 0
         while not self.stopping.is_set():
             wait_s = self.begun_s + self.total / self.rate - time.monotonic()
-            producer.poll(max(0.0, min(wait_s, 0.1)))
+            idle(max(0.0, min(wait_s, 0.1)))
             if wait_s <= 0.1:
-                self._send(producer, Record(writer, number))
+                yield Record(writer, number)
                 number, self.total = number + 1, self.total + 1
 
     def _producer(self) -> Producer:
@@ -138,12 +144,18 @@ class Writer:
 
     def _told(self, record: Record, error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            self.history.failed[record] = error.name()
-            self.notes.add(f"not delivered: {error.name()}")
-            return
-        offset = message.offset()
-        self.history.acked[record] = OFFSET_UNKNOWN if offset is None else offset
-        now_s, partition = time.monotonic(), message.partition()
+            self._refused(record, error.name())
+        else:
+            offset = message.offset()
+            self._acknowledged(record, OFFSET_UNKNOWN if offset is None else offset)
+
+    def _refused(self, record: Record, why: str) -> None:
+        self.history.failed[record] = why
+        self.notes.add(f"not delivered: {why}")
+
+    def _acknowledged(self, record: Record, offset: int) -> None:
+        self.history.acked[record] = offset
+        now_s, partition = time.monotonic(), self.history.sent[record]
         gap_s = now_s - self.last_ack_s.get(partition, now_s)
         self.gap_s[partition] = max(gap_s, self.gap_s.get(partition, 0.0))
         self.last_ack_s[partition] = now_s

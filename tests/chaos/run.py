@@ -13,6 +13,7 @@ from tests.chaos.checker import SHOWN_MAX, Account, History, check, check_copies
 from tests.chaos.clients import COMMON, Asker, Notes, Reader, Writer, read_everything
 from tests.chaos.copiers import Copier
 from tests.chaos.nemesis import Nemesis
+from tests.chaos.own_clients import OwnReader, OwnWriter
 from tests.chaos.schedule import Step
 from tests.chaos.systems import System
 
@@ -113,9 +114,16 @@ def run(
     eyes = Eyes(system.bootstrap, partitions)
     eyes.create()
     bootstrap = system.bootstrap
-    writing = [Writer(f"w{n}", bootstrap, TOPIC, partitions, rate, history, notes) for n in range(writers)]
-    others: list[Reader | Asker] = [
-        *(Reader(f"reader{n}", bootstrap, TOPIC, partitions, history, notes) for n in range(2)),
+    # confluent-kafka and the project's own client in turn.
+    writing = [
+        (OwnWriter if n % 2 else Writer)(
+            f"own{n}" if n % 2 else f"w{n}", bootstrap, TOPIC, partitions, rate, history, notes
+        )
+        for n in range(writers)
+    ]
+    others: list[Reader | OwnReader | Asker] = [
+        Reader("reader", bootstrap, TOPIC, partitions, history, notes),
+        OwnReader("own-reader", bootstrap, TOPIC, partitions, history, notes),
         Asker("asker", bootstrap, TOPIC, partitions, history),
     ]
     copying = [Copier(f"copier{n}", bootstrap, TOPIC, COPIES, notes) for n in range(copiers)]

@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from headrace.base.errors import KafkaError
 from headrace.client.admin import Admin as AsyncAdmin
 from headrace.client.batches import Headers
 from headrace.client.consumer import Consumer as AsyncConsumer
@@ -25,7 +24,7 @@ from headrace.client.group import RebalanceListener
 from headrace.client.producer import Producer as AsyncProducer
 from headrace.client.topics import TopicPartition
 from headrace.client.transactions import Transaction as AsyncTransaction
-from headrace.records.codec import COMPILED, Delivery, RecordMetadata
+from headrace.records.codec import COMPILED, Delivery, Pending, RecordMetadata
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,7 +44,7 @@ class Portal:
             raise ClientError(f"the thread {name!r} did not start within {START_TIMEOUT_S:.0f} s")
 
     def _run(self) -> None:
-        with asyncio.Runner() as runner:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             self._loop = runner.get_loop()
             self._loop.call_soon(self._ready.set)
             self._loop.run_forever()
@@ -77,6 +76,14 @@ class Portal:
 
         return self.call(work())
 
+    def wait(self, delivery: Delivery, timeout_s: float | None) -> RecordMetadata:
+        """Where a record went, once that is known. Raises what went wrong, or TimeoutError."""
+
+        async def work() -> RecordMetadata:
+            return await delivery
+
+        return self.call(work(), timeout_s)
+
     def soon(self, step: Callable[[], object]) -> None:
         """Run a plain function over there, without waiting for it."""
         if self._loop is not None:
@@ -87,6 +94,15 @@ class Portal:
         if self._loop is not None and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+
+
+def _loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
+    """uvloop's event loop where it is installed: it sends large buffers without copying them."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 class _Client:
@@ -116,8 +132,11 @@ class _Client:
 
     def close(self) -> None:
         """As the asynchronous twin's; then the thread ends."""
+        self._end(self._inner.close())
+
+    def _end(self, work: Coroutine[Any, Any, None]) -> None:
         try:
-            self._portal.call(self._inner.close())
+            self._portal.call(work)
         except Closed:
             pass
         finally:
@@ -148,48 +167,13 @@ def _crosses(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[A
     return call
 
 
-class Pending:
-    """The promise for one record: `result` waits for it."""
-
-    __slots__ = ("_delivery", "_portal")
-
-    def __init__(self, delivery: Delivery, portal: Portal) -> None:
-        self._delivery = delivery
-        self._portal = portal
-
-    def done(self) -> bool:
-        """Whether the record's fate is known."""
-        return self._delivery.done()
-
-    def result(self, timeout_s: float | None = None) -> RecordMetadata:
-        """Where the record went, once that is known; raises what went wrong, or TimeoutError."""
-        if self._delivery.done():
-            return self._delivery.result()
-
-        async def wait() -> RecordMetadata:
-            return await self._delivery
-
-        return self._portal.call(wait(), timeout_s)
-
-    def exception(self, timeout_s: float | None = None) -> KafkaError | None:
-        """Why the record failed, once that is known; None when it was acknowledged."""
-        try:
-            self.result(timeout_s)
-        except KafkaError as error:
-            return error
-        return None
-
-    def add_done_callback(self, callback: "Callable[[Pending], object]") -> None:
-        """Call `callback(pending)` in the client's thread when it is done; it must not block."""
-        self._portal.soon(lambda: self._delivery.add_done_callback(lambda _: callback(self)))
-
-
 class Producer(_Client):
     """Sends records to topics; see `headrace.Producer`."""
 
     def __init__(self, config: Mapping[str, object] | None = None, **options: Any) -> None:
         self._start("producer", lambda: AsyncProducer(config, **options))
-        self._append = self._inner.short_way if COMPILED else None
+        append = self._inner.short_way(self._portal)
+        self._append = append if COMPILED else None
 
     def send(
         self,
@@ -203,18 +187,29 @@ class Producer(_Client):
     ) -> Pending:
         """Put a record into the buffer, waiting for room if need be. Raises KafkaError."""
         if self._append is not None and not headers:
-            delivery = self._append(topic, value, key, (), partition, timestamp_ms)
-            if delivery is not None:
-                return Pending(delivery, self._portal)
-        delivery = self._portal.call(
+            pending: Pending | None = self._append(topic, value, key, (), partition, timestamp_ms)
+            if pending is not None:
+                return pending
+        pending = self._portal.call(
             self._inner.send(
                 topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
             )
         )
-        return Pending(delivery, self._portal)
+        assert pending is not None
+        return pending
 
+    def send_arrow(self, topic: str, table: Any, **names: Any) -> list[Pending]:
+        """As the asynchronous twin's: a promise for each batch that rows were put into."""
+        sent: list[Pending] = self._portal.call(self._inner.send_arrow(topic, table, **names))
+        return sent
+
+    statistics = _crosses(AsyncProducer.statistics)
     flush = _waits(AsyncProducer.flush)
     partitions = _waits(AsyncProducer.partitions)
+
+    def close(self, timeout_ms: float | None = None) -> None:
+        """Flush, for at most `timeout_ms`; fail what is left; then the thread ends."""
+        self._end(self._inner.close(timeout_ms))
 
     def transaction(self) -> "Transaction":
         """A transaction, to be used with `with`."""
@@ -294,6 +289,8 @@ class Consumer(_Client):
     lag = _waits(AsyncConsumer.lag)
     partitions = _waits(AsyncConsumer.partitions)
     unsubscribe = _waits(AsyncConsumer.unsubscribe)
+    poll_arrow = _waits(AsyncConsumer.poll_arrow)
+    read_range = _waits(AsyncConsumer.read_range)
     beginning_offsets = _waits(AsyncConsumer.beginning_offsets)
     end_offsets = _waits(AsyncConsumer.end_offsets)
     offsets_for_times = _waits(AsyncConsumer.offsets_for_times)
@@ -307,6 +304,16 @@ class Consumer(_Client):
     seek_to_time = _crosses(AsyncConsumer.seek_to_time)
     high_watermark = _crosses(AsyncConsumer.high_watermark)
     consumed = _crosses(AsyncConsumer.consumed)
+    statistics = _crosses(AsyncConsumer.statistics)
+    stop_processing = _crosses(AsyncConsumer.stop_processing)
+
+    def process(self, handler: Callable[[ConsumerRecord], object], **options: Any) -> None:
+        """As the asynchronous twin's; the handler is a plain function, and each of its calls runs in a thread."""
+
+        async def in_thread(record: ConsumerRecord) -> object:
+            return await asyncio.to_thread(handler, record)
+
+        self._portal.call(self._inner.process(in_thread, **options))
 
     @property
     def assignment(self) -> list[TopicPartition]:
