@@ -10,7 +10,7 @@ import asyncio
 from asyncio.events import _get_running_loop, _set_running_loop
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.storage.faulty import PowerCut
 from headrace.storage.flusher import Flusher
@@ -46,18 +46,30 @@ class SimHandle:
         return self.at
 
 
+class Owner(Protocol):
+    """Whose loop it is: a node."""
+
+    fs: Any
+    oracle: Any
+
+    def power_cut(self) -> None:
+        """Called when the disk lost its power in the middle of a turn."""
+
+
+turning: list[Any] = []
+"""The node in whose turn we are, last."""
+
+
 class SimLoop(asyncio.AbstractEventLoop):
     """The loop of one life of one machine."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, owner: Owner) -> None:
         self.machine = machine
         self.kernel = machine.kernel
         self._life = machine.life
         self._ready: deque[SimHandle] = deque()
         self._turning = False
-        self.is_cut: Callable[[], bool] = lambda: False
-        self.power_cut: Callable[[], None] = lambda: None
-        """Called when the disk lost its power in the middle of a turn."""
+        self._owner = owner
 
     @property
     def alive(self) -> bool:
@@ -69,7 +81,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         before = _get_running_loop()
         _set_running_loop(self)
         self._turning = True
-        ready = self._ready
+        ready, owner = self._ready, self._owner
+        turning.append(owner)
         try:
             call(*args)
             while ready:
@@ -82,13 +95,16 @@ class SimLoop(asyncio.AbstractEventLoop):
         finally:
             self._turning = False
             _set_running_loop(before)
-        if self.is_cut():
+            turning.pop()
+            if owner.oracle.failure is not None:
+                raise owner.oracle.failure
+        if owner.fs.is_cut:
             ready.clear()
-            self.power_cut()
+            owner.power_cut()
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> SimHandle:  # type: ignore[override]
         handle = SimHandle(callback, args)
-        if self.alive:
+        if self.machine.life == self._life:
             if not self._turning and not self._ready:
                 self.kernel.after(0, self.enter, _nothing, machine=self.machine)
             self._ready.append(handle)
@@ -99,11 +115,10 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> SimHandle:
-        microseconds = (
-            int(delay * SECOND) + 1 if delay > 0 else 0
-        )  # not before its time, however time is rounded
-        handle = SimHandle(callback, args, self.time() + delay)
-        if self.alive:
+        # Not before its time, however time is rounded.
+        microseconds = int(delay * SECOND) + 1 if delay > 0 else 0
+        handle = SimHandle(callback, args, self.kernel.now / SECOND + delay)
+        if self.machine.life == self._life:
             self.kernel.after(microseconds, self._fire, handle, machine=self.machine)
         return handle
 

@@ -26,6 +26,10 @@ _LENGTH = Struct(">i")
 RETRANSMIT = 200 * MS
 CONNECT_TIMEOUT = round(CONNECT_TIMEOUT_S * 1_000 * MS)
 
+Connected = Callable[["Connection | None", bool], None]
+Call = tuple[int, int, Connected, int | None]
+"""Who tries to connect to whom, what is done then, and in which life."""
+
 
 class Accepting(Protocol):
     """A listener, as connections see it."""
@@ -82,8 +86,9 @@ class Connection:
             self.net.holding[self] = None
             return
         now = self.net.kernel.now
-        delay = self.net.delay()
-        arrival = max(now + delay, self._last[sender])
+        arrival = now + self.net.delay()
+        if arrival < self._last[sender]:
+            arrival = self._last[sender]
         self._last[sender] = arrival
         receiver = 1 - sender
         if what == "data":
@@ -149,6 +154,8 @@ class ClusterNetwork:
         self.post_stray = 0.0
         self.connections: dict[int, list[Connection]] = {}
         self.holding: dict[Connection, None] = {}
+        self._calling: dict[int, Call] = {}
+        self._called = 0
         self.down_silently: set[int] = set()
         """Machines without power: they do not even refuse."""
 
@@ -158,17 +165,32 @@ class ClusterNetwork:
             delay += RETRANSMIT
         return delay
 
-    def connect(self, here: int, there: int, done: Callable[[Connection | None, bool], None]) -> None:
+    def connect(self, here: int, there: int, done: Connected) -> None:
         """`done` gets the connection, or None and whether it was refused; it is called at the connecting side."""
         machine = self.machines.get(here)
-        if (here, there) in self.cut or (there, here) in self.cut or there in self.down_silently:
-            self.kernel.after(CONNECT_TIMEOUT, done, None, False, machine=machine)
+        if self._is_cut_off(here, there):
+            self._calling[self._called] = (here, there, done, machine and machine.life)
+            self.kernel.after(CONNECT_TIMEOUT, self._give_up, self._called, machine=machine)
+            self._called += 1
             return
         self.kernel.after(self.delay(), self._reach, here, there, done, machine and machine.life)
 
-    def _reach(
-        self, here: int, there: int, done: Callable[[Connection | None, bool], None], life: int | None
-    ) -> None:
+    def _is_cut_off(self, here: int, there: int) -> bool:
+        return (here, there) in self.cut or (there, here) in self.cut or there in self.down_silently
+
+    def _give_up(self, number: int) -> None:
+        call = self._calling.pop(number, None)
+        if call is not None:
+            call[2](None, False)
+
+    def _call_again(self) -> None:
+        """Who tries to connect says so again and again: it is heard when the way is free."""
+        for number, (here, there, done, life) in list(self._calling.items()):
+            if not self._is_cut_off(here, there):
+                del self._calling[number]
+                self.kernel.after(self.delay(), self._reach, here, there, done, life)
+
+    def _reach(self, here: int, there: int, done: Connected, life: int | None) -> None:
         machine = self.machines.get(here)
         if machine is not None and machine.life != life:
             return
@@ -203,6 +225,7 @@ class ClusterNetwork:
                         end = connection.ids.index(other)
                         if connection.machines[1 - end] is not None:
                             connection._later(end, self.delay(), connection._broken, True)
+            self._call_again()
 
     def mend(self) -> None:
         self.cut.clear()
@@ -213,6 +236,7 @@ class ClusterNetwork:
         holding, self.holding = self.holding, {}
         for connection in holding:
             connection.mended()
+        self._call_again()
 
     def heal(self) -> None:
         """Carry everything, soon and once."""

@@ -11,23 +11,23 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
-from headrace.base.settings import broker_config
+from headrace.base.settings import BrokerConfig, broker_config
 from headrace.consensus.raft.durable import DurableStorage
 from headrace.consensus.raft.messages import Entry, VoteReply, VoteRequest
 from headrace.consensus.raft.ready import Ready
-from headrace.server import broker, main, peers, quorum
+from headrace.server import broker, load, main, peers, quorum
 from headrace.server.metadata import MetadataStore
 from headrace.server.quorum import Quorum
 from headrace.storage.faulty import FaultyFileSystem, PowerCut
-from tests.sim.cluster_loop import Crashed, SimClock, SimFlusher, SimLoop
+from tests.sim.cluster_loop import Crashed, SimClock, SimFlusher, SimLoop, turning
 from tests.sim.cluster_network import ClusterNetwork, SimLink, SimListener
 from tests.sim.cluster_oracle import ClusterOracle
 from tests.sim.kernel import MS, Kernel, Machine
 
-_current: list["ClusterNode"] = []
 _kernels: list[Kernel] = []
 
 
@@ -37,6 +37,9 @@ class SimDisk(FaultyFileSystem):
     is_cut = False
 
     def step(self, operation: str, path: str) -> None:
+        if self._power_cut_at is None and not self._failures:
+            self.steps += 1
+            return
         try:
             super().step(operation, path)
         except PowerCut:
@@ -57,33 +60,38 @@ class SimStorage(DurableStorage):
                 prev_term = 0
             else:
                 prev_term = self.entries(first - 1, first, 1)[0].term
-            node = _current[-1]
-            with node.oracle.noting():
-                node.oracle.raft.wrote(node.machine.id, first, prev_term, ready.entries)
+            node = turning[-1]
+            node.oracle.told(node.oracle.raft.wrote, node.machine.id, first, prev_term, ready.entries)
 
 
 class SimQuorum(Quorum):
     """The Raft host, watched."""
 
     def send(self, message: Any) -> None:
-        node = _current[-1]
+        node = turning[-1]
         kernel = node.machine.kernel
         if kernel.tracing:
             kernel.trace(f"{node.machine.id}: sends {message}")
-        with node.oracle.noting():
-            if type(message) is VoteReply:
-                if message.granted and not message.pre:
-                    node.oracle.raft.voted(message.sender, message.term, message.to)
-            elif type(message) is VoteRequest and not message.pre:
-                node.oracle.raft.voted(message.sender, message.term, message.sender)
+        oracle = node.oracle
+        if type(message) is VoteReply:
+            if message.granted and not message.pre:
+                oracle.told(oracle.raft.voted, message.sender, message.term, message.to)
+        elif type(message) is VoteRequest and not message.pre:
+            oracle.told(oracle.raft.voted, message.sender, message.term, message.sender)
         super().send(message)
 
+    def _run(self, step: Callable[[], object]) -> None:
+        super()._run(step)
+        node = self.node
+        if node is not None:
+            oracle = turning[-1].oracle
+            oracle.told(oracle.raft.check, node)
+
     def apply(self, first: int, entries: list[Entry]) -> None:
-        node = _current[-1]
+        node = turning[-1]
         assert self.node is not None
-        with node.oracle.noting():
-            node.oracle.raft.check(self.node)
-            node.oracle.raft.applied(node.machine.id, first, entries)
+        node.oracle.told(node.oracle.raft.check, self.node)
+        node.oracle.told(node.oracle.raft.applied, node.machine.id, first, entries)
         super().apply(first, entries)
 
 
@@ -91,9 +99,8 @@ class SimMetadata(MetadataStore):
     """The metadata of a node, whose images are held against those of the others."""
 
     def _show(self, image: Any, end: int) -> None:
-        node = _current[-1]
-        with node.oracle.noting():
-            node.oracle.image(node.machine.id, image, end)
+        node = turning[-1]
+        node.oracle.told(node.oracle.image, node.machine.id, image, end)
         super()._show(image, end)
 
 
@@ -115,9 +122,8 @@ class ClusterNode:
         self.oracle = oracle
         self.clock = SimClock(machine)
         self.clock.skew_ms = skew_ms
-        self.loop = SimLoop(machine)
-        self.loop.is_cut = lambda: fs.is_cut
-        self.loop.power_cut = on_power_cut
+        self.power_cut = on_power_cut
+        self.loop = SimLoop(machine, self)
         self.flusher: SimFlusher | None = None
         self.flushes = False
         """Whether what it has acknowledged is always synced."""
@@ -129,23 +135,12 @@ class ClusterNode:
         self.net.started(machine.id)
         self._settings = settings
         self.process: main.Process | None = None
-        self._enter = self.loop.enter
-        self.loop.enter = self.enter  # type: ignore[method-assign]
-        self.enter(self._begin)
-
-    def enter(self, call: Callable[..., object], *args: Any) -> None:
-        """A turn of this node's loop, with the node known to the parts that are replaced."""
-        _current.append(self)
-        try:
-            self._enter(call, *args)
-        finally:
-            _current.pop()
-            if self.oracle.failure is not None:
-                raise self.oracle.failure
+        self.loop.enter(self._begin)
 
     def _begin(self) -> None:
         options = main.ServeOptions(data_dir="data", host=f"node-{self.machine.id}", port=9092)
-        self.process = main.Process(options, broker_config(self._settings), self.loop, self._fail)
+        config = _config(tuple(self._settings.items()))
+        self.process = main.Process(options, config, self.loop, self._fail)
         self.starting = self.loop.create_task(self.process.start())
         self.starting.add_done_callback(self._started)
 
@@ -200,8 +195,13 @@ class ClusterNode:
             self.fs.life += 1  # the page cache stays, open files do not
 
 
+@lru_cache(maxsize=8)
+def _config(settings: tuple[tuple[str, str], ...]) -> BrokerConfig:
+    return broker_config(dict(settings))
+
+
 def _flusher(loop: SimLoop, on_flushed: Any) -> SimFlusher:
-    node = _current[-1]
+    node = turning[-1]
     node.flusher = SimFlusher(loop, on_flushed)
     node.flusher.sync_delay = node.sync_delay
     return node.flusher
@@ -213,13 +213,13 @@ class _Loud(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info and record.exc_info[1] is not None and record.exc_info[0] is not None:
             error = record.exc_info[1]
-            if isinstance(error, Exception) and _current and _current[-1].oracle.failure is None:
+            if isinstance(error, Exception) and turning and turning[-1].oracle.failure is None:
                 failure = Crashed(f"{record.getMessage()}: {error!r}")
                 failure.__cause__ = error
-                _current[-1].oracle.failure = failure
+                turning[-1].oracle.failure = failure
         if _kernels and _kernels[-1].tracing:
             fields = getattr(record, "fields", "")
-            node = _current[-1].machine.id if _current else "-"
+            node = turning[-1].machine.id if turning else "-"
             _kernels[-1].trace(f"{node}: {record.levelname.lower()}: {record.getMessage()} {fields}")
 
 
@@ -234,10 +234,10 @@ def simulated(kernel: Kernel) -> Iterator[None]:
         Random=lambda: kernel.random, randrange=kernel.random.randrange, random=kernel.random.random
     )
     replaced: list[tuple[Any, str, Any]] = [
-        (main, "SystemClock", lambda: _current[-1].clock),
+        (main, "SystemClock", lambda: turning[-1].clock),
         (main, "Listener", SimListener),
         (main, "Flusher", _flusher),
-        (main, "DiskFileSystem", lambda path: _current[-1].fs),
+        (main, "DiskFileSystem", lambda path: turning[-1].fs),
         (main, "Quorum", SimQuorum),
         (main, "MetadataStore", SimMetadata),
         (main, "gc", SimpleNamespace(freeze=lambda: None)),
@@ -246,6 +246,8 @@ def simulated(kernel: Kernel) -> Iterator[None]:
         (peers, "random", chance),
         (peers, "Link", SimLink),
         (broker, "random", chance),
+        (load, "_memory_bytes", lambda: 0),
+        (load, "_cpu_s", lambda: 0.0),
         (os, "urandom", _urandom),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]

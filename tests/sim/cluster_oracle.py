@@ -6,8 +6,7 @@ it is there, for everyone, for ever. Invariant: everything is checked when it is
 contradiction. Told by the nodes and by the simulator's clients.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace.cluster.image import ClusterImage
@@ -56,11 +55,10 @@ class ClusterOracle:
         self.powerless: dict[int, int] = {}
         """Machines that lost their power, and what they had was not synced, with the epochs they were registered by."""
 
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Keep what is found in here, whoever handles it."""
+    def told(self, tell: Callable[..., None], *args: object) -> None:
+        """Tell one of the methods of this or of Raft's oracle; what it finds is kept, whoever handles it."""
         try:
-            yield
+            tell(*args)
         except (Violation, Excused) as found:
             self.failure = self.failure or found
             raise

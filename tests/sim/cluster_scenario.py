@@ -31,11 +31,11 @@ from tests.sim.raft_oracle import Violation
 SECOND = 1_000 * MS
 SIZES = (3, 3, 3, 4, 5)
 START_MAX = 20 * SECOND
-BAD_TIMES = 3 * SECOND
-RECOVERY_STEP = SECOND // 4
+BAD_TIMES = (1 * SECOND, 1 * SECOND, 2 * SECOND, 3 * SECOND)
+RECOVERY_STEP = SECOND // 20
 RECOVERY_MAX = 60 * SECOND
 DURABILITIES = ("killed", "killed", "one loses power", "flushed")
-COLLECT_EVERY = 20
+COLLECT_EVERY = 5
 TOPIC = "t"
 
 
@@ -68,12 +68,12 @@ class ClusterScenario:
         self.machines: dict[int, Machine] = {}
         for node in self.ids:
             self.machines[node] = Machine(kernel, self.net, node, self._process)  # type: ignore[arg-type]
-        kernel.after_step = self._check
         self.excused = False
         """It ended early, because a machine lost its power while it was the last in sync."""
         self._bad = True
         self._slow: dict[int, int] = {}
-        self._fault_gap = chance.choice((60, 150, 400)) * MS
+        self.bad_times = chance.choice(BAD_TIMES)
+        self._fault_gap = chance.choice((40, 100, 250)) * MS
         self._faults = self._draw(
             self._mend,
             self._start_all,
@@ -103,7 +103,7 @@ class ClusterScenario:
         self.readers: list[SimReader] = []
         common: tuple[Any, ...] = (kernel, self.net, self.oracle)
         self.admin = SimAdmin(*common, 100, self.ids)
-        gap = chance.choice((20, 60, 150)) * MS
+        gap = chance.choice((30, 80, 200)) * MS
         for number, key in enumerate(self.keys):
             self.producers.append(SimProducer(*common, 110 + number, self.ids, key=key, acks=-1, gap=gap))
             if chance.random() < 0.5:
@@ -152,13 +152,6 @@ class ClusterScenario:
     def _may_lose_power(self, node: int) -> bool:
         return self.durability == "flushed" or (self.durability == "one loses power" and node == self.victim)
 
-    def _check(self, machine: Machine) -> None:
-        process: ClusterNode | None = machine.process
-        if process is not None and process.process is not None:
-            quorum = process.process._quorum
-            if quorum is not None and quorum.node is not None:
-                self.oracle.raft.check(quorum.node)
-
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -187,7 +180,7 @@ class ClusterScenario:
             if kernel.now > START_MAX:
                 raise Violation(f"liveness: {START_MAX // SECOND} s after the start there is no topic")
         kernel.after(self._gap(self._fault_gap), self._fault)
-        kernel.run(kernel.now + BAD_TIMES)
+        kernel.run(kernel.now + self.bad_times)
         self._recover()
         self._check_end()
 
@@ -225,6 +218,7 @@ class ClusterScenario:
             producer.stopping = True
         for node, machine in self.machines.items():
             self.disks[node].heal()
+            machine.resume()
             if machine.up:
                 flusher = machine.process.flusher
                 if flusher is not None:

@@ -8,7 +8,7 @@ in the kernel's heap, in the order of time and then of birth, so a seed always g
 
 import random
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 
 MS = 1_000  # microseconds in a millisecond
@@ -74,6 +74,14 @@ class Kernel:
                 raise Runaway(f"{EVENTS_MAX} events, and it is only {self.now / MS} ms")
         self.now = until
 
+    def bring_forward(self, machine: "Machine", held_until: int) -> None:
+        """What waits for a machine until that moment happens now."""
+        self._heap[:] = [
+            (self.now, *event[1:]) if event[0] == held_until and event[2] is machine else event
+            for event in self._heap
+        ]
+        heapify(self._heap)
+
     def trace(self, text: str) -> None:
         if self.tracing is not None:
             self.tracing(f"{self.now / MS:10.3f} {text}")
@@ -123,6 +131,12 @@ class Machine:
         """Do nothing for a while; everything that would have happened happens afterwards."""
         self.kernel.trace(f"{self.id}: pause {duration / MS} ms")
         self.paused_until = self.kernel.now + duration
+
+    def resume(self) -> None:
+        """Be paused no more; what was held happens now, in its order."""
+        until, self.paused_until = self.paused_until, 0
+        if until > self.kernel.now:
+            self.kernel.bring_forward(self, until)
 
     def after(self, delay: int, call: Callable[..., None], *args: Any) -> None:
         self.kernel.after(delay, call, *args, machine=self)

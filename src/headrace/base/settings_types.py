@@ -7,8 +7,9 @@ value is refused, because clients and suites compare those words.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import IntEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.base.errors import ErrorCode, KafkaError
@@ -237,6 +238,12 @@ class Setting:
         return None if self.sensitive else render(self.type, self.parse(text))
 
 
+@lru_cache(maxsize=16)
+def _fields(cls: Any) -> tuple[Field[Any], ...]:
+    """As `fields`, which looks at every field anew."""
+    return fields(cls)
+
+
 class Configuration:
     """What every configuration dataclass is: values by name, immutable, equal when its values are.
 
@@ -249,7 +256,7 @@ class Configuration:
     if not TYPE_CHECKING:
 
         def __init__(self, **values):
-            for each in fields(self):
+            for each in _fields(type(self)):
                 if each.name in values:
                     value = values.pop(each.name)
                 else:
@@ -270,13 +277,13 @@ class Configuration:
     def __repr__(self) -> str:
         changed = (
             f"{each.name}={getattr(self, each.name)!r}"
-            for each in fields(self)  # type: ignore[arg-type]
+            for each in _fields(type(self))  # type: ignore[arg-type]
             if each.compare and getattr(self, each.name) != each.default
         )
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def _compared(self) -> tuple[object, ...]:
-        return tuple(getattr(self, each.name) for each in fields(self) if each.compare)  # type: ignore[arg-type]
+        return tuple(getattr(self, each.name) for each in _fields(type(self)) if each.compare)  # type: ignore[arg-type]
 
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ Invariant: what was synced, and named durably, survives `crash` bit for bit. For
 import errno
 import os
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, Protocol
 
 from headrace.storage.files import Buffer
@@ -138,6 +139,9 @@ def _apply(
     if added:
         assert node is not None
         names[added] = node
+
+
+_split = lru_cache(maxsize=1_000)(os.path.split)
 
 
 class FaultyFile:
@@ -280,7 +284,7 @@ class FaultyFileSystem:
         return node
 
     def _inode(self, path: str) -> _Inode:
-        parent, name = os.path.split(path)
+        parent, name = _split(path)
         node = self._directory(parent).names.get(name)
         if not isinstance(node, _Inode):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -288,7 +292,7 @@ class FaultyFileSystem:
 
     def open(self, path: str, create: bool = False) -> FaultyFile:
         self.step("open", path)
-        parent, name = os.path.split(path)
+        parent, name = _split(path)
         directory = self._directory(parent)
         if create and name not in directory.names:
             directory.change("", name, _Inode())
@@ -296,7 +300,7 @@ class FaultyFileSystem:
 
     def exists(self, path: str) -> bool:
         try:
-            parent, name = os.path.split(path)
+            parent, name = _split(path)
             return not path or name in self._directory(parent).names
         except FileNotFoundError:
             return False
@@ -320,12 +324,12 @@ class FaultyFileSystem:
     def remove(self, path: str) -> None:
         self._inode(path)
         self.step("remove", path)
-        parent, name = os.path.split(path)
+        parent, name = _split(path)
         self._directory(parent).change(name)
 
     def rename(self, source: str, target: str) -> None:
-        parent, name = os.path.split(source)
-        target_parent, target_name = os.path.split(target)
+        parent, name = _split(source)
+        target_parent, target_name = _split(target)
         node = self._directory(parent).names.get(name)
         if node is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
@@ -339,7 +343,7 @@ class FaultyFileSystem:
     def rmtree(self, path: str) -> None:
         if self.exists(path):
             self.step("remove", path)
-            parent, name = os.path.split(path)
+            parent, name = _split(path)
             self._directory(parent).change(name)
 
     def sync_dir(self, path: str) -> None:
@@ -367,7 +371,7 @@ class FaultyFileSystem:
             self.rename(temporary, path)
         except OSError:
             if self.exists(temporary):
-                parent, name = os.path.split(temporary)
+                parent, name = _split(temporary)
                 self._directory(parent).change(name)
             raise
         if durable:
