@@ -12,12 +12,12 @@ from tests.sim import cluster_mutants, cluster_scenario, mutants, raft_scenario
 from tests.sim.cluster_loop import Crashed
 from tests.sim.raft_oracle import Violation
 
-OTHER_CLUSTER_SEEDS, OTHER_RAFT_SEEDS = 120, 600
+OTHER_CLUSTER_SEEDS, OTHER_RAFT_SEEDS = 400, 600
 
 FOUND_IN_CLUSTERS = {
     "acknowledge-before-the-isr-has-it": 1,
     "an-idle-follower-is-not-looked-at-again": 4,
-    "count-what-is-not-flushed": 59,
+    "count-what-is-not-flushed": 229,
     "do-not-wait-for-replicas-that-were-proposed": 179,
     "elect-outside-the-isr": 8,
     "fenced-leader-leads-on-with-the-epoch-it-had": 27,
