@@ -6,10 +6,14 @@ import threading
 import uuid
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 
+import headrace
 from headrace import KafkaError, NewTopic, TopicPartition
 from headrace.blocking import Admin, Consumer, Producer
+from headrace.client.fetched import ConsumerRecord
+from headrace.testing import Broker
 
 
 def test_records_go_around_without_asyncio(cluster_bootstrap: str, new_topic: Callable[..., str]) -> None:
@@ -90,6 +94,56 @@ def test_listeners_may_commit_and_errors_arrive_where_the_call_was_made(
         consumer.poll(1)
     with Consumer(config) as reader:
         assert reader.committed([where])[where] == (0, "", -1)
+
+
+def test_tables_handlers_and_statistics_block_too(
+    cluster_bootstrap: str, new_topic: Callable[..., str]
+) -> None:
+    topic, group = new_topic(), f"group-{uuid.uuid4().hex[:12]}"
+    with Producer(bootstrap_servers=cluster_bootstrap) as producer:
+        [sent] = producer.send_arrow(topic, pa.table({"value": [b"%d" % number for number in range(50)]}))
+        assert sent.result(60).offset == 0
+        assert producer.statistics()["records_acknowledged"] == 50
+    handled: list[int] = []
+    with Consumer(
+        bootstrap_servers=cluster_bootstrap, group_id=group, auto_offset_reset="earliest"
+    ) as consumer:
+        assert consumer.read_range(topic, 0, 10, 12)["value"].to_pylist() == [b"10", b"11"]
+        consumer.subscribe([topic])
+
+        def handler(record: ConsumerRecord) -> None:
+            assert threading.current_thread() is not threading.main_thread()
+            handled.append(record.offset)
+            if len(handled) == 50:
+                consumer.stop_processing()
+
+        consumer.process(handler)
+        assert handled == list(range(50))
+        assert consumer.statistics()["records_handed_out"] >= 50
+
+
+def test_every_method_of_the_asynchronous_clients_has_a_blocking_twin() -> None:
+    not_for_people = {"adopt", "discard", "gate", "short_way", "send_framed", "send_records", "poll_chunks"}
+    not_for_people |= {"cluster", "config", "ready_records", "group_metadata", "subscription"}
+    for twin, original in ((Producer, headrace.Producer), (Consumer, headrace.Consumer)):
+        public = {name for name in dir(original) if not name.startswith("_")}
+        assert public - not_for_people <= set(dir(twin))
+
+
+def test_close_fails_what_it_cannot_deliver_in_time() -> None:
+    with Broker() as broker:
+        broker.create_topic("t")
+        producer = Producer(bootstrap_servers=broker.bootstrap, linger_ms=0)
+        producer.send("t", b"first").result(60)
+        broker.pause()
+        late = producer.send("t", b"second")
+        told: list[KafkaError | None] = []
+        late.add_done_callback(lambda pending: told.append(pending.exception()))
+        producer.close(timeout_ms=50)
+        broker.resume()
+        with pytest.raises(KafkaError, match="closed before the record was acknowledged"):
+            late.result()
+        assert [str(error) for error in told] == [str(late.exception())]
 
 
 def test_administration_blocks_too(cluster_bootstrap: str) -> None:

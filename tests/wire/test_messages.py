@@ -20,6 +20,7 @@ from headrace.wire.messages import (
     decode_request,
     decode_response,
     encode_request,
+    encode_request_parts,
     encode_response,
 )
 
@@ -153,3 +154,27 @@ def test_fields_absent_from_an_old_version_hold_their_defaults():
     request = decode_request(3, 1, encode_request(3, 1, {"topics": [{"name": "a"}]}))
     assert request.allow_auto_topic_creation is True
     assert request.topics[0].topic_id == bytes(16)
+
+
+@pytest.mark.parametrize("version", [3, 9, 13])
+def test_large_record_sets_go_out_as_they_are_between_the_other_parts(version: int) -> None:
+    large, other = bytearray(b"x" * 100_000), b"y" * 50_000
+    body = {
+        "transactional_id": None,
+        "acks": 1,
+        "timeout_ms": 5,
+        "topic_data": [
+            {
+                "name": "t",
+                "topic_id": bytes(16),
+                "partition_data": [
+                    {"index": index, "records": records}
+                    for index, records in enumerate((large, b"small", None, other))
+                ],
+            }
+        ],
+    }
+    parts = encode_request_parts(0, version, body)
+    assert b"".join(parts) == encode_request(0, version, body)
+    assert [part for part in parts if part is large or part is other] == [large, other], "not copied"
+    assert sum(map(len, parts)) - len(large) - len(other) < 200

@@ -17,7 +17,7 @@ from headrace.client.config import ProducerConfig
 from headrace.client.topics import TopicPartition
 from headrace.records.batch import HEADER_SIZE, NO_SEQUENCE, SEQUENCE_MAX
 from headrace.records.builder import iter_records
-from headrace.records.codec import Delivery, Route, SendPath
+from headrace.records.codec import Delivery, Pending, Route, SendPath
 
 QUEUES_MAX = 100_000
 
@@ -224,19 +224,20 @@ class Accumulator:
     def append_encoded(
         self,
         partition: TopicPartition,
-        records: bytes | bytearray | memoryview,
+        framed: bytearray,
         count: int,
         times_ms: tuple[int, int],
         now_s: float,
     ) -> Delivery:
-        """Add a whole batch of records that are encoded already; the promise of the first."""
+        """Add a whole batch of records that are encoded already, behind room for a header; the promise of the first."""
         queue = self._activate(partition)
         batch = self._new_batch(queue, now_s)
-        batch.fill(records, count, *times_ms)
+        batch.fill(framed, count, *times_ms)
         self._admit(queue, batch)
         self.path.hold(batch.size_bytes - HEADER_SIZE)
         self._set_open(partition, None)
-        return Delivery(batch, 0)
+        portal = self.path.portal
+        return Delivery(batch, 0) if portal is None else Pending(batch, 0, portal)
 
     def close(self, batch: Batch) -> None:
         """Let it take no more records: from here on its number of records is known."""

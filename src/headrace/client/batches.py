@@ -99,7 +99,7 @@ class Batch(RecordBuffer):
         self.producer = NO_PRODUCER
         self.sequence = NO_SEQUENCE
         self.unsure = False  # whether the broker may have it although no acknowledgement came
-        self.encoded: bytes | None = None
+        self.encoded: bytearray | None = None
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.error: KafkaError | None = None
         self.last_error: KafkaError | None = None
@@ -117,7 +117,7 @@ class Batch(RecordBuffer):
         """Give it the identity and sequence that it is (from now on) sent with."""
         self.producer, self.sequence, self.encoded = producer, sequence, None
 
-    def encode(self, compression: int, level: int | None, *, transactional: bool = False) -> bytes:
+    def encode(self, compression: int, level: int | None, *, transactional: bool = False) -> bytearray:
         """The batch's bytes, the same on every attempt."""
         if self.encoded is None:
             self.encoded = close_batch(

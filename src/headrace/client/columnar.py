@@ -30,9 +30,7 @@ OFFSET_END = 2**63 - 1
 async def send_table(producer: "Producer", topic: str, table: Any, names: dict[str, Any]) -> list[Delivery]:
     """Send the rows of a table or record batch; a promise for each batch they were put into."""
     count = await producer.partitions(topic)
-    size_max = min(
-        max(producer.config.batch_size, BATCH_BYTES), producer.config.max_request_size - HEADER_SIZE
-    )
+    size_max = min(max(producer.config.batch_size, BATCH_BYTES), producer.config.max_request_size)
     partition_name = names.pop("partition")
     out: list[Delivery] = []
     for turn, batch in enumerate(table.to_batches() if hasattr(table, "to_batches") else [table]):
@@ -44,22 +42,16 @@ async def send_table(producer: "Producer", topic: str, table: Any, names: dict[s
         for number in range(count):
             at, last = starts[number], starts[number + 1]
             while at < last:
-                records = bytearray(size_max)
-                done = rows.encode(order, at, last, records, 0, now_ms)
+                framed = bytearray(size_max)
+                done = rows.encode(order, at, last, framed, HEADER_SIZE, now_ms)
                 if done == at:
                     raise RecordTooLarge(
                         f"a row is larger than max.request.size={producer.config.max_request_size}",
                         "raise max.request.size, and max.message.bytes of the topic",
                     )
-                del records[rows.position :]
-                delivery = await producer.send_records(
-                    topic,
-                    number,
-                    records,
-                    done - at,
-                    base_timestamp_ms=rows.first_timestamp(order[at], now_ms),
-                    max_timestamp_ms=rows.latest_timestamp,
-                )
+                del framed[rows.position :]
+                times_ms = (rows.first_timestamp(order[at], now_ms), rows.latest_timestamp)
+                delivery = await producer.send_framed(topic, number, framed, done - at, times_ms)
                 out.append(delivery)
                 at = done
     return out

@@ -8,7 +8,7 @@ connection, because on an ordered stream everything behind it is stuck too. Call
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace import __version__
@@ -26,7 +26,8 @@ from headrace.client.errors import (
 from headrace.client.transport import Connector, FrameStream
 from headrace.wire.apis import PRIVATE_FROM, Api
 from headrace.wire.headers import encode_request_header, parse_response_header
-from headrace.wire.messages import Malformed, Message, decode_response, encode_request
+from headrace.wire.messages import Malformed, Message, decode_response, encode_request_parts
+from headrace.wire.primitives import Buffer
 from headrace.wire.schema import message_schema
 
 IN_FLIGHT_MAX = 1_000
@@ -150,13 +151,15 @@ class Connection:
         """Send a request now; the future brings its answer. Raises ClientError when it cannot be sent."""
         if version is None:
             version = self.version(api, highest)
-        return self._send(api, version, encode_request(api, version, body), timeout_ms)
+        return self._send(api, version, encode_request_parts(api, version, body), timeout_ms)
 
     def request_private(self, key: int, payload: bytes = b"") -> "asyncio.Future[bytes]":
         """As `request`, in an API of Headrace's own, whose bodies this client does not read."""
-        return self._send(key, 0, payload, None)
+        return self._send(key, 0, [payload], None)
 
-    def _send(self, api: int, version: int, payload: bytes, timeout_ms: int | None) -> "asyncio.Future[Any]":
+    def _send(
+        self, api: int, version: int, payload: Iterable[Buffer], timeout_ms: int | None
+    ) -> "asyncio.Future[Any]":
         stream = self._live_stream()
         if len(self._waiting) >= IN_FLIGHT_MAX:
             raise ClientError(
@@ -164,7 +167,8 @@ class Connection:
             )
         loop = asyncio.get_running_loop()
         waiting = _Waiting(api, version, self._next_correlation_id(), loop.create_future())
-        stream.send(encode_request_header(api, version, waiting.correlation_id, self._client_id), payload)
+        header = encode_request_header(api, version, waiting.correlation_id, self._client_id)
+        stream.send(header, *payload)
         self._waiting.append(waiting)
         wait_ms = self._timeout_ms if timeout_ms is None else timeout_ms
         waiting.timer = loop.call_later(wait_ms / 1000, self._expire, waiting, wait_ms)
@@ -174,7 +178,7 @@ class Connection:
         """Send a request that has no answer (Produce with acks=0)."""
         version = self.version(api, highest)
         header = encode_request_header(api, version, self._next_correlation_id(), self._client_id)
-        self._live_stream().send(header, encode_request(api, version, body))
+        self._live_stream().send(header, *encode_request_parts(api, version, body))
 
     async def drain(self) -> None:
         """Wait until the socket takes more. Raises Disconnected."""

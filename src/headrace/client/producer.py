@@ -35,7 +35,7 @@ from headrace.client.tracing import Tracing
 from headrace.client.transactions import Transaction, Transactions
 from headrace.client.transport import Connector
 from headrace.records.batch import HEADER_SIZE
-from headrace.records.codec import Delivery, RecordMetadata, Route
+from headrace.records.codec import Delivery, Pending, Portal, RecordMetadata, Route
 
 __all__ = ["Delivery", "Producer", "RecordMetadata"]
 
@@ -131,10 +131,13 @@ class Producer:
             return delivery
         return await self._send_the_long_way(topic, value, key, headers, partition, timestamp_ms)
 
-    @property
-    def short_way(self) -> "Callable[..., Delivery | None] | None":
-        """What appends a record when nothing stands in the way, callable from any thread where it is compiled."""
-        return None if self._prepares else self._path.append
+    def short_way(self, portal: Portal) -> "Callable[..., Pending | None] | None":
+        """What appends a record when nothing stands in the way, callable from any thread where it is compiled.
+
+        From here on promises are for threads without an event loop, and wait through the portal.
+        """
+        self._path.portal = portal
+        return None if self._prepares else self._path.append  # type: ignore[return-value]
 
     async def _send_prepared(self, given: ProducerRecord) -> Delivery:
         record, span = self._outgoing.prepare(given)
@@ -235,12 +238,20 @@ class Producer:
         Offset deltas begin at 0 and timestamps are deltas to `base_timestamp_ms`. The promise is that of the first
         record; the others follow it. Raises KafkaError as `send` does.
         """
+        framed = bytearray(HEADER_SIZE)
+        framed += records
+        return await self.send_framed(topic, partition, framed, count, (base_timestamp_ms, max_timestamp_ms))
+
+    async def send_framed(
+        self, topic: str, partition: int, framed: bytearray, count: int, times_ms: tuple[int, int]
+    ) -> Delivery:
+        """As `send_records`, of records that stand behind room for the header of a batch, which is taken over."""
         self._check_can_send()
         info = await self._known(topic)
         if partition not in info.partitions:
             await self._require_partition(topic, partition)
-        size_bytes = len(records)
-        if size_bytes + HEADER_SIZE > self.config.max_request_size:
+        size_bytes = len(framed) - HEADER_SIZE
+        if len(framed) > self.config.max_request_size:
             raise RecordTooLarge(
                 f"a batch of {size_bytes} bytes is larger than max.request.size={self.config.max_request_size}",
                 "make smaller batches, or raise max.request.size",
@@ -249,9 +260,8 @@ class Producer:
         if not accumulator.has_room(size_bytes):
             await self._wait_for_room(size_bytes)
         now_s = asyncio.get_running_loop().time()
-        times_ms = (base_timestamp_ms, max_timestamp_ms)
         where = TopicPartition(topic, partition)
-        delivery = accumulator.append_encoded(where, records, count, times_ms, now_s)
+        delivery = accumulator.append_encoded(where, framed, count, times_ms, now_s)
         if accumulator.pressed:
             accumulator.wake_next()
         self._sending().wake()
@@ -319,7 +329,7 @@ class Producer:
         finally:
             sender.hurry -= 1
 
-    async def close(self, timeout_ms: int | None = None) -> None:
+    async def close(self, timeout_ms: float | None = None) -> None:
         """Flush, for at most `timeout_ms`; fail what is left; close the connections."""
         if self._closed:
             return

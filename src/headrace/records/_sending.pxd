@@ -44,8 +44,9 @@ cdef class RecordBuffer:
         count=Py_ssize_t, base=int64_t, delta=int64_t, body=Py_ssize_t, added=Py_ssize_t, pos=Py_ssize_t,
     )
     cpdef Py_ssize_t append(self, int64_t timestamp, object key, object value, object headers) except -1
-    @cython.locals(made=Delivery)
-    cpdef Delivery promise(self, int64_t timestamp, object key, object value, object headers)
+    cpdef bint promise(
+        self, Delivery made, int64_t timestamp, object key, object value, object headers
+    ) except -1
     @cython.locals(room=Py_ssize_t)
     cdef int grow(self, Py_ssize_t needed) except -1
     @cython.locals(raw=uint64_t)
@@ -54,12 +55,18 @@ cdef class RecordBuffer:
     cdef Py_ssize_t put_bytes(self, Py_ssize_t pos, bytes raw) except -1
 
 
-@cython.final
 @cython.no_gc
 @cython.freelist(256)
 cdef class Delivery:
     cdef public object batch
     cdef public Py_ssize_t place
+
+
+@cython.final
+@cython.no_gc
+@cython.freelist(256)
+cdef class Pending(Delivery):
+    cdef public object portal
 
 
 @cython.final
@@ -73,6 +80,7 @@ cdef class Route:
 
 @cython.final
 cdef class SendPath:
+    cdef public object portal
     cdef public object clock_ns
     cdef public int64_t memory_bytes_max
     cdef public int64_t held_bytes
@@ -90,6 +98,8 @@ cdef class SendPath:
     cpdef Delivery append_to(
         self, RecordBuffer batch, int64_t timestamp, object key, object value, object headers
     )
+    @cython.locals(waiting=Pending)
+    cdef Delivery blank(self)
     cpdef hold(self, int64_t size)
 
 

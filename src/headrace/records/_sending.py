@@ -155,22 +155,22 @@ class RecordBuffer:
 
     def promise(
         self,
+        made: "Delivery",
         timestamp: int,
         key: Buffer | None,
         value: Buffer | None,
         headers: Iterable[Header],
-    ) -> "Delivery | None":
-        """As `append`, with the promise for the record, or None when there is no room for it."""
-        made = Delivery.__new__(Delivery)
+    ) -> bool:
+        """As `append`, and let `made` promise the record; False when there is no room for it."""
         if self.append(timestamp, key, value, headers) == 0:
-            return None
+            return False
         made.batch = self  # type: ignore[assignment]  # the client's batches keep promises
         made.place = self.record_count - 1
-        return made
+        return True
 
     def grow(self, needed: int) -> None:
-        """Make room for so many bytes, and for as many again, up to what the batch may hold."""
-        room = max(needed, min(needed * 2, self.limit_bytes))
+        """Make room for so many bytes and for three times as many more, up to what the batch may hold."""
+        room = max(needed, min(needed * 4, self.limit_bytes))
         self.out += bytes(room - len(self.out))
         self.data = self.out
         self.capacity = room
@@ -194,11 +194,10 @@ class RecordBuffer:
             self.data[pos : pos + length] = raw
         return pos + length
 
-    def fill(self, records: Buffer, count: int, base_timestamp: int, max_timestamp: int) -> None:
-        """Take records that were encoded elsewhere, offset deltas from 0 and all; only while it is empty."""
+    def fill(self, framed: bytearray, count: int, base_timestamp: int, max_timestamp: int) -> None:
+        """Take over records that were encoded elsewhere behind room for a header; only while it is empty."""
         assert self.record_count == 0 and count > 0
-        self.out = bytearray(_HEADER_SIZE)
-        self.out += records
+        self.out = framed
         self.data = self.out
         self.size_bytes = self.capacity = len(self.out)
         self.record_count = count
@@ -213,7 +212,8 @@ class RecordBuffer:
 
     def whole(self) -> bytearray:
         """All bytes, with room for the header before them; no record is added after this."""
-        del self.out[self.size_bytes :]
+        if len(self.out) > self.size_bytes:  # else it may be on its way already, and its memory cannot move
+            del self.out[self.size_bytes :]
         self.data = self.out
         self.capacity = len(self.out)
         return self.out
@@ -255,6 +255,40 @@ class Delivery:
         return self.batch.wait_at(self.place)
 
 
+class Portal(Protocol):
+    """The way from any thread to the event loop on which batches end."""
+
+    def wait(self, delivery: "Delivery", timeout_s: float | None) -> "RecordMetadata": ...
+    def soon(self, step: Callable[[], object]) -> None: ...
+
+
+class Pending(Delivery):
+    """The promise for one record, for threads without an event loop: `result` waits for it."""
+
+    def __init__(self, batch: "BatchPromise", place: int, portal: Portal) -> None:
+        self.batch = batch
+        self.place = place
+        self.portal = portal
+
+    def result(self, timeout_s: float | None = None) -> "RecordMetadata":
+        """Where the record went, once that is known; raises what went wrong, or TimeoutError."""
+        if not self.batch.done_at(self.place):
+            return self.portal.wait(self, timeout_s)
+        return self.batch.result_at(self.place)
+
+    def exception(self, timeout_s: float | None = None) -> KafkaError | None:
+        """Why the record failed, once that is known; None when it was acknowledged."""
+        try:
+            self.result(timeout_s)
+        except KafkaError as error:
+            return error
+        return None
+
+    def add_done_callback(self, callback: "Callable[[Pending], object]") -> None:
+        """Call `callback(pending)` in the client's thread when it is done; it must not block."""
+        self.portal.soon(lambda: self.batch.call_at(self.place, callback, self))  # type: ignore[arg-type]
+
+
 class Route:
     """A topic's open batches, and how records without a partition find theirs.
 
@@ -276,9 +310,10 @@ class Route:
 
 
 class SendPath:
-    """The short way into the buffer."""
+    """The short way into the buffer. With a `portal`, what it promises is for threads without an event loop."""
 
     def __init__(self, clock_ns: Callable[[], int], memory_bytes_max: int) -> None:
+        self.portal: Portal | None = None
         self.clock_ns = clock_ns
         self.memory_bytes_max = memory_bytes_max
         self.held_bytes = 0
@@ -344,10 +379,20 @@ class SendPath:
         headers: Iterable[Header],
     ) -> Delivery | None:
         """Put a record into this batch; its promise, or None when there is no room for it."""
-        made = batch.promise(timestamp, key, value, headers)
-        if made is not None:
-            self.held_bytes += batch.last_added
+        # Made before anything is written: making an object could set off the garbage collector, and with it other code.
+        made = self.blank()
+        if not batch.promise(made, timestamp, key, value, headers):
+            return None
+        self.held_bytes += batch.last_added
         return made
+
+    def blank(self) -> Delivery:
+        """A promise that is not given yet."""
+        if self.portal is None:
+            return Delivery.__new__(Delivery)
+        waiting = Pending.__new__(Pending)
+        waiting.portal = self.portal
+        return waiting
 
     def hold(self, size: int) -> None:
         """Count bytes that entered another way; fewer than none for bytes that left."""

@@ -91,8 +91,8 @@ def close_batch(
     producer_epoch: int = NO_PRODUCER_EPOCH,
     base_sequence: int = NO_SEQUENCE,
     transactional: bool = False,
-) -> bytes:
-    """The batch of what a buffer was filled with."""
+) -> bytearray:
+    """The batch of what a buffer was filled with; without compression, in the buffer's own memory."""
     attributes = compression & COMPRESSION_MASK
     if transactional:
         attributes |= TRANSACTIONAL_BIT
@@ -111,7 +111,7 @@ def close_batch(
         base_sequence=base_sequence,
         record_count=buffer.record_count,
     )
-    return finish_batch(header, buffer.whole(), compression_level)
+    return finish_in_place(header, buffer.whole(), compression_level)
 
 
 def rebuild_batch(
@@ -198,6 +198,11 @@ def _inflate(header: BatchHeader, batch: Buffer, limit: int) -> memoryview:
 
 def finish_batch(header: BatchHeader, out: bytearray, level: int | None = None) -> bytes:
     """Compress what `out` holds behind its room for a header, and write that header with lengths and CRC."""
+    return bytes(finish_in_place(header, out, level))
+
+
+def finish_in_place(header: BatchHeader, out: bytearray, level: int | None = None) -> bytearray:
+    """As `finish_batch`, without a copy: it is `out` itself unless it was compressed."""
     if not header.record_count:
         header = header._replace(attributes=header.attributes & ~COMPRESSION_MASK)
     if header.compression:
@@ -206,4 +211,4 @@ def finish_batch(header: BatchHeader, out: bytearray, level: int | None = None) 
         out += payload
     pack_header(out, 0, header._replace(batch_length=len(out) - LOG_OVERHEAD))
     seal(out, 0, len(out))
-    return bytes(out)
+    return out

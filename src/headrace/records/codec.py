@@ -61,6 +61,8 @@ from headrace.records._compaction import (  # noqa: E402
 )
 from headrace.records._sending import (  # noqa: E402
     Delivery,
+    Pending,
+    Portal,
     RecordBuffer,
     RecordMetadata,
     Route,
@@ -80,6 +82,8 @@ __all__ = [
     "Delivery",
     "Header",
     "KeyMap",
+    "Pending",
+    "Portal",
     "Record",
     "RecordBuffer",
     "RecordInput",

@@ -30,6 +30,8 @@ from headrace.wire.schema import Field, MessageSchema, Side, message_schema, zer
 StructReader: TypeAlias = Callable[[Buffer, int, Budget], tuple["Message", int]]
 StructWriter: TypeAlias = Callable[[bytearray, Mapping[str, Any]], None]
 
+SPLICED_BYTES_MIN = 4096  # below this a copy costs less than another part
+
 FIXED = {
     "bool": "?",
     "int8": "b",
@@ -76,9 +78,37 @@ def encode_request(api: int, version: int, body: Mapping[str, Any]) -> bytes:
     return _encode(api, "request", version, body)
 
 
+def encode_request_parts(api: int, version: int, body: Mapping[str, Any]) -> list[Buffer]:
+    """The bytes of a request's body in parts, in which large record sets are what was given, not copies of it."""
+    out = _Parts()
+    _message_writer(api, "request", version)(out, body)
+    return out.parts()
+
+
 def encode_response(api: int, version: int, body: Mapping[str, Any]) -> bytes:
     """The bytes of a response's body."""
     return _encode(api, "response", version, body)
+
+
+class _Parts(bytearray):
+    """What is written, without the record sets that belong between its bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.between: list[tuple[int, Buffer]] = []
+
+    def splice(self, raw: Buffer) -> None:
+        """Let these bytes follow what is written so far."""
+        self.between.append((len(self), raw))
+
+    def parts(self) -> list[Buffer]:
+        """All of it, in order."""
+        out: list[Buffer] = []
+        begin = 0
+        for end, raw in self.between:
+            out += (bytes(self[begin:end]), raw)
+            begin = end
+        return [*out, bytes(self[begin:])]
 
 
 def _decode(api: int, side: Side, version: int, buf: Buffer, pos: int) -> Message:
@@ -370,7 +400,10 @@ def _primitive_writer(name: str, kind: str, nullable: bool, flexible: bool) -> W
             return
         raw = value.encode() if kind == "string" else value
         write_length(out, len(raw))
-        out += raw
+        if len(raw) >= SPLICED_BYTES_MIN and isinstance(out, _Parts):
+            out.splice(raw)
+        else:
+            out += raw
 
     return write
 
@@ -381,5 +414,6 @@ __all__ = [
     "decode_request",
     "decode_response",
     "encode_request",
+    "encode_request_parts",
     "encode_response",
 ]
