@@ -1,241 +1,84 @@
-"""Python clients beside each other: the same records through the same broker, one record a call.
+"""Python clients beside each other: the same records through the same broker, one record a call, and as Arrow tables.
 
     .venv/bin/python -m benchmarks.clients                      # a broker of this checkout
     .venv/bin/python -m benchmarks.clients --bootstrap HOST:PORT --records 500000 --runs 5
+    .venv/bin/python -m benchmarks.clients --record             # and write the table and chart of benchmarks/README.md
 
 Each client runs in a process of its own, the clients take turns, and the median of the runs is shown with the processor
-time of the client beside it (on a busy machine the steadier of the two). Settings are alike: linger 5 ms, batches of
-about 256 KB, acks=1, no compression. Prints a table, and JSON with --json.
+time of the client beside it (on a busy machine the steadier of the two). What each does is in `client_runs` and
+`client_latency`. Prints tables, and JSON with --json.
 """
 
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from datetime import date
 from typing import Any
+from xml.sax.saxutils import escape
 
-RECORD_BYTES = 100
-BATCH_BYTES = 256 * 1024
-LINGER_MS = 5
-POLL_RECORDS = 10_000
-PARTITION_FETCH_BYTES = 8 * 1024 * 1024
-CLIENTS = ("headrace", "headrace-blocking", "confluent-kafka", "aiokafka", "kafka-python")
-VALUE = b"x" * RECORD_BYTES
+from benchmarks import client_latency, client_runs
+from benchmarks.report import FOLDER, FONT, machine
+
+LATENCY_S = 4
+IMPORTS = 7
+IMPORT_MS_MAX = 150
 
 Numbers = dict[str, float]
+Found = dict[str, dict[str, list[float]]]  # client -> measure -> one number a run
+Run = Callable[[str, str, int], Awaitable[Numbers]]
 
-
-def timed(count: int, begun_s: float, begun_cpu_s: float) -> tuple[float, float]:
-    """Records a second, and records a second of the client's own processor time."""
-    return count / (time.perf_counter() - begun_s), count / (time.process_time() - begun_cpu_s)
-
-
-async def headrace(bootstrap: str, topic: str, count: int) -> Numbers:
-    from headrace import Consumer, Producer
-
-    out: Numbers = {}
-    async with Producer(
-        bootstrap_servers=bootstrap,
-        linger_ms=LINGER_MS,
-        batch_size=BATCH_BYTES,
-        max_request_size=4 * 1024 * 1024,
-        acks=1,
-    ) as producer:
-        await producer.partitions(topic)
-        begun = time.perf_counter(), time.process_time()
-        for _ in range(count):
-            await producer.send(topic, VALUE)
-        await producer.flush()
-        out["produce"], out["produce_cpu"] = timed(count, *begun)
-    for name, one_by_one in (("consume", True), ("consume_many", False)):
-        async with Consumer(
-            bootstrap_servers=bootstrap,
-            auto_offset_reset="earliest",
-            max_partition_fetch_bytes=PARTITION_FETCH_BYTES,
-        ) as consumer:
-            consumer.assign(await consumer.partitions(topic))
-            begun = time.perf_counter(), time.process_time()
-            found = 0
-            if one_by_one:
-                async for record in consumer:
-                    found += record.value is not None
-                    if found == count:
-                        break
-            else:
-                while found < count:
-                    for record in await consumer.poll(1_000, POLL_RECORDS):
-                        found += record.value is not None
-            out[name], out[name + "_cpu"] = timed(count, *begun)
-    return out
-
-
-async def headrace_blocking(bootstrap: str, topic: str, count: int) -> Numbers:
-    from headrace.blocking import Consumer, Producer
-
-    out: Numbers = {}
-    with Producer(
-        bootstrap_servers=bootstrap,
-        linger_ms=LINGER_MS,
-        batch_size=BATCH_BYTES,
-        max_request_size=4 * 1024 * 1024,
-        acks=1,
-    ) as producer:
-        producer.partitions(topic)
-        begun = time.perf_counter(), time.process_time()
-        for _ in range(count):
-            producer.send(topic, VALUE)
-        producer.flush()
-        out["produce"], out["produce_cpu"] = timed(count, *begun)
-    with Consumer(
-        bootstrap_servers=bootstrap,
-        auto_offset_reset="earliest",
-        max_partition_fetch_bytes=PARTITION_FETCH_BYTES,
-    ) as consumer:
-        consumer.assign(consumer.partitions(topic))
-        begun = time.perf_counter(), time.process_time()
-        found = 0
-        for record in consumer:
-            found += record.value is not None
-            if found == count:
-                break
-        out["consume"], out["consume_cpu"] = timed(count, *begun)
-    return out
-
-
-async def confluent(bootstrap: str, topic: str, count: int) -> Numbers:
-    from confluent_kafka import Consumer, Producer, TopicPartition
-
-    out: Numbers = {}
-    producer = Producer(
-        {
-            "bootstrap.servers": bootstrap,
-            "linger.ms": LINGER_MS,
-            "batch.size": BATCH_BYTES,
-            "acks": 1,
-            "queue.buffering.max.messages": 1_000_000,
-        }
-    )
-    begun = time.perf_counter(), time.process_time()
-    for _ in range(count):
-        while True:
-            try:
-                producer.produce(topic, VALUE)
-                break
-            except BufferError:
-                producer.poll(0.01)
-    producer.flush()
-    out["produce"], out["produce_cpu"] = timed(count, *begun)
-    for name in ("consume", "consume_many"):
-        consumer = Consumer(
-            {
-                "bootstrap.servers": bootstrap,
-                "group.id": f"bench-{os.getpid()}",
-                "enable.auto.commit": False,
-                "max.partition.fetch.bytes": PARTITION_FETCH_BYTES,
-            }
-        )
-        consumer.assign([TopicPartition(topic, 0, 0)])
-        begun = time.perf_counter(), time.process_time()
-        found = 0
-        while found < count:
-            if name == "consume":
-                message = consumer.poll(1.0)
-                found += message is not None and message.value() is not None
-            else:
-                for message in consumer.consume(POLL_RECORDS, 1.0):
-                    found += message.value() is not None
-        out[name], out[name + "_cpu"] = timed(count, *begun)
-        consumer.close()
-    return out
-
-
-async def aiokafka(bootstrap: str, topic: str, count: int) -> Numbers:
-    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-
-    out: Numbers = {}
-    producer = AIOKafkaProducer(
-        bootstrap_servers=bootstrap, linger_ms=LINGER_MS, max_batch_size=BATCH_BYTES, acks=1
-    )
-    await producer.start()
-    begun = time.perf_counter(), time.process_time()
-    for _ in range(count):
-        await producer.send(topic, VALUE)
-    await producer.flush()
-    out["produce"], out["produce_cpu"] = timed(count, *begun)
-    await producer.stop()
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap,
-        auto_offset_reset="earliest",
-        max_partition_fetch_bytes=PARTITION_FETCH_BYTES,
-    )
-    await consumer.start()
-    consumer.assign([TopicPartition(topic, 0)])
-    begun = time.perf_counter(), time.process_time()
-    found = 0
-    async for message in consumer:
-        found += message.value is not None
-        if found == count:
-            break
-    out["consume"], out["consume_cpu"] = timed(count, *begun)
-    await consumer.stop()
-    return out
-
-
-async def kafka_python(bootstrap: str, topic: str, count: int) -> Numbers:
-    from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-
-    out: Numbers = {}
-    producer = KafkaProducer(bootstrap_servers=bootstrap, linger_ms=LINGER_MS, batch_size=BATCH_BYTES, acks=1)
-    begun = time.perf_counter(), time.process_time()
-    for _ in range(count):
-        producer.send(topic, VALUE)
-    producer.flush()
-    out["produce"], out["produce_cpu"] = timed(count, *begun)
-    producer.close()
-    consumer = KafkaConsumer(
-        bootstrap_servers=bootstrap,
-        auto_offset_reset="earliest",
-        max_partition_fetch_bytes=PARTITION_FETCH_BYTES,
-    )
-    consumer.assign([TopicPartition(topic, 0)])
-    begun = time.perf_counter(), time.process_time()
-    found = 0
-    for message in consumer:
-        found += message.value is not None
-        if found == count:
-            break
-    out["consume"], out["consume_cpu"] = timed(count, *begun)
-    consumer.close()
-    return out
-
-
-RUNS: dict[str, Callable[[str, str, int], Awaitable[Numbers]]] = {
-    "headrace": headrace,
-    "headrace-blocking": headrace_blocking,
-    "confluent-kafka": confluent,
-    "aiokafka": aiokafka,
-    "kafka-python": kafka_python,
+RUNS: dict[str, tuple[Run, Run | None, float]] = {  # what it does, how late it is, its share of the records
+    "headrace": (client_runs.headrace, client_latency.headrace, 1.0),
+    "headrace-blocking": (client_runs.headrace_blocking, client_latency.headrace_blocking, 1.0),
+    "headrace-arrow": (client_runs.headrace_arrow, None, 4.0),
+    "confluent-kafka": (client_runs.confluent, client_latency.confluent, 1.0),
+    "aiokafka": (client_runs.aiokafka, client_latency.aiokafka, 0.1),
+    "kafka-python": (client_runs.kafka_python, client_latency.kafka_python, 0.1),
 }
+RATES = {
+    "produce": "send",
+    "consume": "read one by one",
+    "consume_many": "read in lists",
+}
+# What is asked for: this client's measure, at least so many times that of another.
+AIMS = (
+    ("headrace", "produce", "confluent-kafka", "produce", 1.0),
+    ("headrace", "produce", "aiokafka", "produce", 5.0),
+    ("headrace", "produce", "kafka-python", "produce", 5.0),
+    ("headrace-blocking", "produce", "confluent-kafka", "produce", 1.0),
+    ("headrace", "consume", "confluent-kafka", "consume", 2.0),
+    ("headrace-blocking", "consume", "confluent-kafka", "consume", 2.0),
+    ("headrace", "consume_many", "confluent-kafka", "consume_many", 2.0),
+    ("headrace-arrow", "produce", "confluent-kafka", "produce", 5.0),
+    ("headrace-arrow", "consume", "confluent-kafka", "consume_many", 5.0),
+    ("headrace-arrow", "read_range", "confluent-kafka", "consume_many", 5.0),
+    ("confluent-kafka", "latency_p99_ms", "headrace", "latency_p99_ms", 1.0),
+)
 
 
 def one(client: str, bootstrap: str, count: int) -> Numbers:
-    """One run of one client, on a topic of its own, in this process."""
+    """One run of one client, each part on a topic of its own, in this process."""
     from headrace import Admin, NewTopic
 
-    topic = f"clients-{client}-{time.time_ns()}"
-
     async def run() -> Numbers:
+        out: Numbers = {}
+        rates, latency, share = RUNS[client]
         async with Admin(bootstrap_servers=bootstrap) as admin:
-            await admin.create_topic(NewTopic(topic, 1, 1))
-            try:
-                return await RUNS[client](bootstrap, topic, count)
-            finally:
-                await admin.delete_topics([topic])
+            for part, size in ((rates, int(count * share)), (latency, LATENCY_S)):
+                if part is None:
+                    continue
+                topic = f"clients-{client}-{time.time_ns()}"
+                await admin.create_topic(NewTopic(topic, 1, 1))
+                try:
+                    out |= await part(bootstrap, topic, size)
+                finally:
+                    await admin.delete_topics([topic])
+        return out
 
     import uvloop
 
@@ -243,32 +86,131 @@ def one(client: str, bootstrap: str, count: int) -> Numbers:
         return runner.run(run())
 
 
-def measure(bootstrap: str, count: int, runs: int, clients: list[str]) -> dict[str, dict[str, list[float]]]:
+def measure(bootstrap: str, count: int, runs: int, clients: list[str]) -> Found:
     """All runs of all clients, taking turns."""
-    found: dict[str, dict[str, list[float]]] = {client: {} for client in clients}
+    found: Found = {client: {} for client in clients}
     for _ in range(runs):
         for client in clients:
-            slow = client in ("aiokafka", "kafka-python")
             command = [sys.executable, "-m", "benchmarks.clients", "--one", client, "--bootstrap", bootstrap]
-            command += ["--records", str(count // 5 if slow else count)]
+            command += ["--records", str(count)]
             done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
             for name, value in json.loads(done.stdout.splitlines()[-1]).items():
                 found[client].setdefault(name, []).append(value)
     return found
 
 
-def table(found: dict[str, dict[str, list[float]]]) -> str:
-    """The medians as a table of Markdown, thousands of records a second."""
-    columns = {"produce": "send", "consume": "one by one", "consume_many": "in lists"}
+def import_ms() -> float:
+    """What `from headrace import Producer, Consumer, Admin` takes beyond the start of the interpreter."""
+
+    def took_ms(program: str) -> float:
+        times = []
+        for _ in range(IMPORTS):
+            begun_s = time.perf_counter()
+            subprocess.run([sys.executable, "-c", program], check=True)
+            times.append((time.perf_counter() - begun_s) * 1000)
+        return statistics.median(times)
+
+    return took_ms("from headrace import Producer, Consumer, Admin") - took_ms("pass")
+
+
+def _middle(found: Found, client: str, name: str) -> float | None:
+    numbers = found.get(client, {}).get(name)
+    return statistics.median(numbers) if numbers else None
+
+
+def _shown(numbers: list[float] | None, scale: float = 1000.0, digits: int = 0) -> str:
+    if not numbers:
+        return ""
+    low, middle, high = (
+        f"{value / scale:,.{digits}f}".replace(",", " ")
+        for value in (min(numbers), statistics.median(numbers), max(numbers))
+    )
+    return f"{middle} ({low} to {high})"
+
+
+def tables(found: Found) -> str:
+    """The medians as tables of Markdown, thousands of records a second, and what was asked for beside them."""
     lines = [
-        "| client | " + " | ".join(f"{title} | (client CPU)" for title in columns.values()) + " |",
-        "|---|" + "---:|---:|" * len(columns),
+        "| client | "
+        + " | ".join(f"{title} | client CPU" for title in RATES.values())
+        + " | p50 ms | p99 ms |",
+        "|---|" + "---:|---:|" * (len(RATES) + 1),
     ]
     for client, numbers in found.items():
-        keys = [key for name in columns for key in (name, name + "_cpu")]
-        cells = [f"{statistics.median(numbers[k]) / 1000:,.0f}" if k in numbers else "" for k in keys]
+        if client == "headrace-arrow":
+            continue
+        cells = []
+        for name in RATES:
+            spent = _middle(found, client, name + "_cpu")
+            cells += [
+                _shown(numbers.get(name)),
+                "" if spent is None else f"{spent / 1000:,.0f}".replace(",", " "),
+            ]
+        cells += [_shown(numbers.get(f"latency_{name}_ms"), 1.0, 2) for name in ("p50", "p99")]
         lines.append(f"| {client} | " + " | ".join(cells) + " |")
+    if arrow := found.get("headrace-arrow"):
+        lines += ["", "| Arrow | records | client CPU |", "|---|---:|---:|"]
+        for words, name in (
+            ("send_arrow", "produce"),
+            ("poll_arrow", "consume"),
+            ("read_range", "read_range"),
+        ):
+            lines.append(f"| {words} | {_shown(arrow.get(name))} | {_shown(arrow.get(name + '_cpu'))} |")
+        for words, name in (("columns to batches", "encode_cpu"), ("batches to columns", "decode_cpu")):
+            lines.append(f"| codec alone: {words} | | {_shown(arrow.get(name))} |")
+    lines += ["", "| | ratio | aim | |", "|---|---:|---|---|"]
+    for ours, name, theirs, their_name, aim in AIMS:
+        above, below = _middle(found, ours, name), _middle(found, theirs, their_name)
+        if above and below:
+            words = f"{ours} {name} / {theirs} {their_name}"
+            mark = "✓" if above / below >= aim else "✗"
+            lines.append(f"| {words} | {above / below:.2f} × | ≥ {aim:g} × | {mark} |")
     return "\n".join(lines)
+
+
+BAR_HEIGHT, BAR_GAP, LEFT, WIDTH, TOP = 14, 4, 190, 640, 12
+
+
+def chart(found: Found) -> str:
+    """An SVG: a bar for each rate of each client, longer is better."""
+    bars = [
+        (f"{client}: {title}", middle, client.startswith("headrace"))
+        for name, title in RATES.items()
+        for client in found
+        if (middle := _middle(found, client, name)) is not None and client != "headrace-arrow"
+    ]
+    reach = max(rate for _, rate, _ in bars)
+    height = TOP + len(bars) * (BAR_HEIGHT + BAR_GAP) + 8
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" {FONT}>',
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
+    ]
+    for place, (words, rate, own) in enumerate(bars):
+        y = TOP + place * (BAR_HEIGHT + BAR_GAP)
+        width = max(1.0, rate / reach * (WIDTH - LEFT - 90))
+        colour = "#2a7f62" if own else "#8a8a8a"
+        out.append(f'<text x="{LEFT - 8}" y="{y + 11}" text-anchor="end">{escape(words)}</text>')
+        out.append(f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="{BAR_HEIGHT}" fill="{colour}"/>')
+        out.append(f'<text x="{LEFT + width + 6:.1f}" y="{y + 11}">{rate / 1000:,.0f} k/s</text>')
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def page(found: Found, runs: int, took_ms: float) -> str:
+    """What is written into benchmarks/README.md."""
+    head = f"{date.today().isoformat()}, {machine()}. Median of {runs} runs (lowest to highest)."
+    mark = "✓" if took_ms <= IMPORT_MS_MAX else "✗"
+    imports = f"`from headrace import Producer, Consumer, Admin`: {took_ms:.0f} ms (≤ {IMPORT_MS_MAX}) {mark}"
+    return f"{head}\n\n{tables(found)}\n\n{imports}"
+
+
+def record(text: str, drawn: str) -> None:
+    """Write the table and the chart of benchmarks/README.md."""
+    (FOLDER / "clients.svg").write_text(drawn)
+    readme = FOLDER / "README.md"
+    begin, end = "<!-- clients -->\n", "<!-- end of clients -->"
+    head, rest = readme.read_text().split(begin, 1)
+    picture = "\n\n![records a second, by client](clients.svg)"
+    readme.write_text(f"{head}{begin}{text}{picture}\n{end}{rest.split(end, 1)[1]}")
 
 
 def main() -> None:
@@ -280,16 +222,22 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", help="these clients, with commas between them")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--one", choices=CLIENTS, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--record", action="store_true", help="write table and chart into benchmarks/README.md"
+    )
+    parser.add_argument("--one", choices=list(RUNS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(one(options.one, options.bootstrap, options.records)))
         return
-    clients = options.only.split(",") if options.only else list(CLIENTS)
+    clients = options.only.split(",") if options.only else list(RUNS)
 
     def report(bootstrap: str) -> Any:
         found = measure(bootstrap, options.records, options.runs, clients)
-        print(json.dumps(found) if options.json else table(found))
+        text = page(found, options.runs, import_ms())
+        print(json.dumps(found) if options.json else text)
+        if options.record:
+            record(text, chart(found))
 
     if options.bootstrap:
         report(options.bootstrap)
