@@ -1,17 +1,31 @@
 """Every kind of administration over a real cluster, with typed answers."""
 
+import re
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import headrace.client
 from headrace import Admin, Consumer, ErrorCode, KafkaError, NewTopic, Producer, TopicPartition
+from headrace.client.access_admin import AclFilter, AclOperation, AclResource, AclRule
 from headrace.client.admin import ConfigOp, ConfigResource, ResourceType
 from headrace.client.cluster_admin import Election
-from headrace.wire.apis import Api
+from headrace.testing import Cluster
+from headrace.wire.apis import SUPPORTED, Api
 
 Run = Callable[..., Any]
+
+# What the client does in other words: one setting at a time instead of all, and topics as Metadata describes them.
+SAID_OTHERWISE = {Api.ALTER_CONFIGS, Api.DESCRIBE_TOPIC_PARTITIONS, Api.OFFSET_FOR_LEADER_EPOCH}
+
+
+def test_there_is_a_call_for_every_api_that_the_broker_serves() -> None:
+    sources = Path(headrace.client.__file__).parent.glob("*.py")
+    named = {name for source in sources for name in re.findall(r"Api\.([A-Z_]+)", source.read_text())}
+    assert {api.name for api in SUPPORTED if api not in SAID_OTHERWISE} - named == set()
 
 
 async def fill(bootstrap: str, topic: str, count: int) -> None:
@@ -120,3 +134,53 @@ def test_the_cluster_and_its_transactions_are_described(
                 assert [p.producer_id for p in producers] == [info.producer_id]
 
     run(body())
+
+
+def test_access_rules_are_kept_by_clusters_that_have_an_authorizer_and_refused_by_others(
+    cluster_bootstrap: str, run: Run
+) -> None:
+    name = f"acl-{uuid.uuid4().hex[:12]}"
+    rules = [
+        AclRule(AclResource.TOPIC, name, "User:ann", AclOperation.READ),
+        AclRule(AclResource.GROUP, name, "User:bob", AclOperation.ALL, host="10.0.0.1"),
+    ]
+
+    async def body() -> None:
+        async with Admin(bootstrap_servers=cluster_bootstrap) as admin:
+            refusals = await admin.create_acls(rules)
+            if refusals != [None, None]:
+                assert [error.code for error in refusals if error] == [ErrorCode.SECURITY_DISABLED] * 2
+                with pytest.raises(KafkaError) as caught:
+                    await admin.describe_acls(AclFilter())
+                assert caught.value.code is ErrorCode.SECURITY_DISABLED
+                [refusal] = await admin.delete_acls([AclFilter(name=name)])
+                assert isinstance(refusal, KafkaError)
+                assert refusal.code is ErrorCode.SECURITY_DISABLED
+                return
+            assert await admin.describe_acls(AclFilter(name=name)) == rules
+            assert await admin.describe_acls(AclFilter(AclResource.GROUP, name)) == rules[1:]
+            assert await admin.delete_acls([AclFilter(name=name, principal="User:ann")]) == [rules[:1]]
+            assert await admin.delete_acls([AclFilter(name=name)]) == [rules[1:]]
+            assert await admin.describe_acls(AclFilter(name=name)) == []
+
+    run(body())
+
+
+def test_voters_of_the_metadata_log_leave_and_return(run: Run) -> None:
+    with Cluster(3) as cluster:
+
+        async def body() -> None:
+            async with Admin(bootstrap_servers=cluster.bootstrap) as admin:
+                before = await admin.describe_quorum()
+                [leaving, *_] = [each for each in before.voters if each != before.leader_id]
+                address = cluster.broker(leaving).bootstrap
+                await admin.remove_voter(leaving)
+                after = await admin.describe_quorum()
+                assert set(after.voters) == set(before.voters) - {leaving}
+                with pytest.raises(KafkaError) as caught:
+                    await admin.remove_voter(99)
+                assert caught.value.code is ErrorCode.VOTER_NOT_FOUND
+                await admin.add_voter(leaving, address)
+                assert set((await admin.describe_quorum()).voters) == set(before.voters)
+
+        run(body())

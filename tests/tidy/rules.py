@@ -33,7 +33,7 @@ LAYERS = (
 )
 # Layers that may import less than all that lies below them: whatever runs outside a broker reaches it by the protocol.
 NARROWER = {
-    "client": {"base", "wire", "records"},
+    "client": {"base", "wire", "records", "uvloop"},
     "gateway": {"base", "wire", "records", "client"},
     "pipeline": {"base", "wire", "records", "client"},
     "console": {"base", "wire", "records", "client", "gateway"},
@@ -83,7 +83,7 @@ EDGES = (
 THIRD_PARTY = {"cramjam", "crc32c", "cython", "msgspec"}
 THIRD_PARTY_OF_LAYER = {
     "cli": {"rich", "uvloop"},
-    "client": {"fastavro", "opentelemetry", "pyarrow"},
+    "client": {"fastavro", "opentelemetry", "pyarrow", "uvloop"},
     "pipeline": {"pyarrow", "pyspark", "yaml"},
     "server": {"uvloop"},
     "testing": {"pytest"},

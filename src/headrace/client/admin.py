@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.ids import ZERO_ID
 from headrace.client.cluster import Cluster, Node, TopicInfo
 from headrace.client.config import admin_config, settings
 from headrace.client.connection import Connection
@@ -24,6 +25,7 @@ from headrace.wire.apis import Api
 from headrace.wire.messages import Message
 
 if TYPE_CHECKING:
+    from headrace.client.access_admin import AclFilter, AclRule
     from headrace.client.admin_txn import ProducerInfo, TransactionInfo, TransactionListing
     from headrace.client.cluster_admin import ClusterInfo, Election, QuorumInfo, Reassignment
     from headrace.client.commits import OffsetAndMetadata
@@ -426,6 +428,36 @@ class Admin:
         from headrace.client.cluster_admin import unregister_broker
 
         await unregister_broker(self, node_id)
+
+    async def add_voter(self, node_id: int, address: str, directory_id: bytes = ZERO_ID) -> None:
+        """Let an observer of the metadata log vote."""
+        from headrace.client.cluster_admin import add_voter
+
+        await add_voter(self, node_id, address, directory_id)
+
+    async def remove_voter(self, node_id: int, directory_id: bytes = ZERO_ID) -> None:
+        """Let a voter of the metadata log vote no more."""
+        from headrace.client.cluster_admin import remove_voter
+
+        await remove_voter(self, node_id, directory_id)
+
+    async def describe_acls(self, wanted: "AclFilter") -> "list[AclRule]":
+        """The access rules that a filter means."""
+        from headrace.client.access_admin import describe_acls
+
+        return await describe_acls(self, wanted)
+
+    async def create_acls(self, rules: "Sequence[AclRule]") -> list[KafkaError | None]:
+        """Add access rules; for each None, or why it was refused."""
+        from headrace.client.access_admin import create_acls
+
+        return await create_acls(self, rules)
+
+    async def delete_acls(self, filters: "Sequence[AclFilter]") -> "list[list[AclRule] | KafkaError]":
+        """Remove access rules; for each filter those that were removed, or why none were."""
+        from headrace.client.access_admin import delete_acls
+
+        return await delete_acls(self, filters)
 
     async def list_transactions(self, states: Sequence[str] = ()) -> "list[TransactionListing]":
         """Transactional ids of the cluster, or those in these states."""

@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
 from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.ids import ZERO_ID
 from headrace.client.admin import Admin
 from headrace.client.errors import error_code
 from headrace.client.retry import with_retries
@@ -170,6 +171,25 @@ async def elect_leaders(
 async def unregister_broker(admin: Admin, node_id: int) -> None:
     """Make the cluster forget a broker that will not come back."""
     await _controller(admin, Api.UNREGISTER_BROKER, {"broker_id": node_id})
+
+
+async def add_voter(admin: Admin, node_id: int, address: str, directory_id: bytes = ZERO_ID) -> None:
+    """Let an observer of the metadata log vote; `address` is that of its listener for controllers."""
+    host, _, port = address.rpartition(":")
+    body = {
+        "cluster_id": None,
+        "timeout_ms": admin.config.request_timeout_ms,
+        "voter_id": node_id,
+        "voter_directory_id": directory_id,
+        "listeners": [{"name": "CONTROLLER", "host": host, "port": int(port)}],
+    }
+    await _controller(admin, Api.ADD_RAFT_VOTER, body)
+
+
+async def remove_voter(admin: Admin, node_id: int, directory_id: bytes = ZERO_ID) -> None:
+    """Let a voter of the metadata log vote no more."""
+    body = {"cluster_id": None, "voter_id": node_id, "voter_directory_id": directory_id}
+    await _controller(admin, Api.REMOVE_RAFT_VOTER, body)
 
 
 async def _controller(admin: Admin, api: Api, body: Mapping[str, Any]) -> Message:
