@@ -1,7 +1,8 @@
 """The lists of foreign test suites: which of their tests Headrace is held to, and why the others are left out.
 
-A list is a text file beside this module: one line a test (`run NAME [@SCENARIO]` or `skip NAME REASON`). The suites
-are not part of this repository; `run` beside this module starts a broker and hands the listed tests to a suite.
+A list is a text file beside this module: one line a test (`run NAME [@SCENARIO]` or `skip NAME REASON`), with `_` for
+the blanks in a name. The suites are not part of this repository; `run` beside this module starts a broker, or a cluster,
+and hands the listed tests to a suite.
 """
 
 import re
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SUITES = ("librdkafka", "librdkafka-consumer", "kafka-python")
+SUITES = ("librdkafka", "librdkafka-consumer", "kafka-python", "java-tools")
 DEFAULT_SCENARIO = "default"
 
 
@@ -60,7 +61,8 @@ def parse_results(output: str) -> dict[str, Result]:
     """Results by test name from a suite script's output: lines `passed NAME 1.2 s WHY`."""
     found: dict[str, Result] = {}
     for line in output.splitlines():
-        row = re.match(r"(passed|failed|skipped)\s*(\S+)\s+([\d.]+) s\s*(.*)$", line)
+        row = re.match(r"(passed|failed|skipped)\s*(\S.*?)\s+([\d.]+) s(?:\s+(.*))?$", line)
         if row:
-            found[row.group(2)] = Result(row.group(2), row.group(1), row.group(4))
+            name = row.group(2).replace(" ", "_")
+            found[name] = Result(name, row.group(1), row.group(4) or "")
     return found

@@ -34,9 +34,11 @@ def test_results_are_read_from_lines_of_either_suite() -> None:
     results = parse_results(
         "passed  0001_multiobj                       1.3 s  \n"
         "failed  test_a::test_b[zstd]                0.4 s  no end in time [/tmp/x.log]\n"
+        "passed  rebalance, group protocol classic                      50.1 s  \n"
         "2 passed, 1 failed, 0 skipped\n"
     )
     assert {name: r.state for name, r in results.items()} == {
         "0001_multiobj": "passed",
         "test_a::test_b[zstd]": "failed",
+        "rebalance,_group_protocol_classic": "passed",
     }
