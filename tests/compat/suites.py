@@ -1,7 +1,7 @@
 """The lists of foreign test suites: which of their tests Headrace is held to, and why the others are left out.
 
 A list is a text file beside this module: one line a test (`run NAME [@SCENARIO]` or `skip NAME REASON`), with `_` for
-the blanks in a name. The suites are not part of this repository; `run` beside this module starts a broker, or a cluster,
+the blanks in a name. The suites are not part of this repository; `run` beside this module starts a broker or a cluster
 and hands the listed tests to a suite.
 """
 
