@@ -33,7 +33,7 @@ LAYERS = (
 )
 # Layers that may import less than all that lies below them: whatever runs outside a broker reaches it by the protocol.
 NARROWER = {
-    "client": {"base", "wire", "records", "uvloop"},
+    "client": {"base", "wire", "records"},
     "gateway": {"base", "wire", "records", "client"},
     "pipeline": {"base", "wire", "records", "client"},
     "console": {"base", "wire", "records", "client", "gateway"},
