@@ -84,7 +84,7 @@ THIRD_PARTY = {"cramjam", "crc32c", "cython", "msgspec"}
 THIRD_PARTY_OF_LAYER = {
     "cli": {"rich", "uvloop"},
     "client": {"fastavro", "opentelemetry", "pyarrow", "uvloop"},
-    "pipeline": {"pyarrow", "pyspark", "yaml"},
+    "pipeline": {"fastavro", "google", "pyarrow", "pyspark", "yaml"},
     "server": {"uvloop"},
     "testing": {"pytest"},
 }

@@ -214,7 +214,7 @@ class Protobuf:
             return None
         schema_id, body = _unframed(self._registry, data)
         if schema_id != NO_SCHEMA_ID:
-            body = _after_indexes(body)
+            _, body = message_indexes(body)
         message = self._message()
         message.ParseFromString(body)
         return message
@@ -279,12 +279,14 @@ def _unframed(registry: SchemaIds | None, data: bytes) -> tuple[int, bytes]:
     return (NO_SCHEMA_ID, data) if registry is None else unframe(data)
 
 
-def _after_indexes(body: bytes) -> bytes:
-    """What follows the indexes that say which message of its file this is."""
+def message_indexes(body: bytes) -> tuple[list[int], bytes]:
+    """The indexes that say which message of its file this is (none: the first), and what follows. Raises ValueError."""
     count, pos = _varint(body, 0)
+    indexes = []
     for _ in range(count):
-        _, pos = _varint(body, pos)
-    return body[pos:]
+        index, pos = _varint(body, pos)
+        indexes.append(index)
+    return indexes, body[pos:]
 
 
 def _varint(data: bytes, pos: int) -> tuple[int, int]:
