@@ -1,7 +1,6 @@
 """Real Spark on real brokers: what a job sees. `make testspark` runs these; `make test` says why it does not."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,62 +126,3 @@ def test_rows_reach_a_topic_once_over_a_failed_task_and_a_replayed_batch(
         note.unlink()  # the driver died after the batch was written and before Spark had noted it
     run()
     assert asyncio.run(committed_values(broker.bootstrap, "out", 2)) == expected
-
-
-def test_a_pipeline_file_runs_with_a_window_dead_letters_and_a_backfill(
-    spark: Any, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from contextlib import nullcontext
-
-    from headrace.pipeline import runner
-    from headrace.pipeline.jobfile import load
-    from headrace.pipeline.plan import Bounds
-
-    for name in ("orders", "totals", "dead"):
-        broker.create_topic(name, 1)
-    good = [{"id": n, "customer": f"c{n % 3}", "amount": 2.5} for n in range(60)]
-    write(
-        broker,
-        "orders",
-        values(iter([*(json.dumps(row).encode() for row in good), b"no json", b'{"id": "x"}'])),
-    )
-    path = tmp_path / "job.yaml"
-    path.write_text(
-        f"""\
-name: job
-bootstrap: {broker.bootstrap}
-sources:
-  orders:
-    topic: orders
-    decode: {{format: json, schema: "id bigint, customer string, amount double"}}
-steps:
-  - name: totals
-    sql: SELECT customer, count(*) AS orders, sum(amount) AS total FROM orders GROUP BY customer
-sinks:
-  - from: totals
-    topic: totals
-    key: customer
-    mode: complete
-  - from: orders
-    parquet: {tmp_path}/orders
-trigger: {{available_now: true}}
-checkpoint: {tmp_path}/checkpoint
-dead_letters: dead
-"""
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "_session", lambda job: nullcontext(spark))
-    job, events = load(path), []
-    runner.run_stream(job, events.append)
-    found = asyncio.run(committed_values(broker.bootstrap, "totals", 1))
-    assert [json.loads(value) for value in found] == [
-        {"customer": f"c{n}", "orders": 20, "total": 50.0} for n in range(3)
-    ]
-    assert asyncio.run(committed_values(broker.bootstrap, "dead", 1)) == [b"no json", b'{"id": "x"}']
-    assert spark.read.parquet(f"{tmp_path}/orders").count() == 60
-    assert {event["query"] for event in events} == {"job-0-totals", "job-1-orders", "job-dead-orders"}
-    runner.run_batch(job, Bounds({"startingOffsets": '{"orders":{"0":30}}'}, {}), events.append)
-    assert spark.read.parquet(f"{tmp_path}/orders-backfill").count() == 30
-    assert "headrace_pipeline_rows_in" in runner.prometheus(
-        {e["query"]: e for e in events if e["event"] == "progress"}
-    )

@@ -5,312 +5,447 @@ every complaint names file, line and, for a misspelt word, the nearest right one
 Called by the command line and by `runner`.
 """
 
+import ast
+import importlib.util
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from difflib import get_close_matches
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from headrace.pipeline.options import SINK_WORDS, SOURCE_OPTIONS
+from headrace.pipeline.ddl import SchemaError, columns
+from headrace.pipeline.decode import Decoder
+from headrace.pipeline.job import (
+    BY_DECODER,
+    BY_SCHEMA,
+    DECODERS,
+    DEFAULT_BOOTSTRAP,
+    DEFAULT_MASTER,
+    DELIVERIES,
+    DELTA_CONFIG,
+    FILE_FORMATS,
+    FRAMINGS,
+    KEPT,
+    OUTPUT_MODES,
+    RECORD_COLUMNS,
+    SINK_KINDS,
+    UNITS,
+    Decode,
+    Job,
+    SinkSpec,
+    SourceSpec,
+    Step,
+)
+from headrace.pipeline.nodes import FileError, Nodes, compose, hint, line_of
+from headrace.pipeline.options import SINK_WORDS, SOURCE_OPTIONS, OptionError, parse_source_options
+from headrace.pipeline.schemas import schemas_by_id
+from headrace.pipeline.sqltext import mistake_in, views_read
 
-DECODERS = ("json", "csv", "string", "raw")
-FILE_FORMATS = ("csv", "json", "parquet")
-OUTPUT_MODES = ("append", "update", "complete")
-DELIVERIES = ("exactly_once", "at_least_once")
-
-_TOP = ("name", "bootstrap", "spark", "sources", "steps", "sinks", "trigger", "checkpoint", "dead_letters")
+_TOP = (
+    "name",
+    "bootstrap",
+    "kafka",
+    "spark",
+    "sources",
+    "steps",
+    "sinks",
+    "trigger",
+    "checkpoint",
+    "dead_letters",
+)
 _SPARK = ("master", "config")
-_SOURCE = ("topic", "files", "format", "schema", "options", "from", "decode", "watermark")
-_DECODE = ("format", "schema")
+_SOURCE = ("topic", "pattern", "files", "format", "schema", "options", "from", "decode", "watermark")
+_DECODE = ("format", "schema", "schemas", "message", "framing", "keep")
 _WATERMARK = ("column", "delay")
-_STEP = ("name", "sql", "python", "from")
-_SINK = ("from", "topic", "key", "value", "parquet", "console", "mode", "delivery", "options")
+_STEP = ("name", "sql", "python", "dedup", "from")
+_SINK = (*SINK_KINDS, "from", "key", "value", "mode", "delivery", "partition_by", "options")
 _TRIGGER = ("every", "available_now")
-
-
-class FileError(Exception):
-    """The file is wrong in one or more places; each complaint is a line of its own."""
-
-    def __init__(self, complaints: list[str]) -> None:
-        super().__init__("\n".join(complaints))
-        self.complaints = complaints
-
-
-@dataclass(frozen=True)
-class Decode:
-    """How the value of a record becomes columns."""
-
-    format: str = "raw"
-    schema: str | None = None
-
-
-@dataclass(frozen=True)
-class SourceSpec:
-    """A topic, or files to join with."""
-
-    name: str
-    topic: str | None
-    files: str | None
-    format: str | None
-    schema: str | None
-    starting: str
-    decode: Decode
-    watermark: tuple[str, str] | None
-    options: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Step:
-    """A new view made of others, by SQL or by a Python function."""
-
-    name: str
-    sql: str | None
-    python: str | None
-    source: str | None
-
-
-@dataclass(frozen=True)
-class SinkSpec:
-    """Where a view goes."""
-
-    source: str
-    topic: str | None
-    key: str | None
-    value: str
-    parquet: str | None
-    console: bool
-    mode: str
-    delivery: str
-    options: Mapping[str, str]
-
-    @property
-    def label(self) -> str:
-        return (
-            f"topic {self.topic}" if self.topic else f"parquet {self.parquet}" if self.parquet else "console"
-        )
-
-
-@dataclass(frozen=True)
-class Job:
-    """A pipeline file, checked."""
-
-    path: Path
-    name: str
-    bootstrap: str
-    master: str
-    config: Mapping[str, str]
-    sources: tuple[SourceSpec, ...]
-    steps: tuple[Step, ...]
-    sinks: tuple[SinkSpec, ...]
-    every: str | None
-    checkpoint: str
-    dead_letters: str | None
+_MASTERS = re.compile(r"local(\[.+\])?|(spark|sc|k8s)://.+|yarn")
 
 
 def load(path: Path) -> Job:
     """Read and check a file. Raises FileError."""
+    return _Check(path).job(compose(path))
+
+
+def starting_options(side: str, text: str) -> dict[str, str]:
+    """`earliest`, `latest`, a time or offsets in JSON as options of a source. Raises ValueError."""
+    if text in ("earliest", "latest") or text.lstrip().startswith("{"):
+        return {f"{side}Offsets": text}
     try:
-        text = path.read_text()
-    except OSError as error:
-        raise FileError([f"{path}: {error.strerror}"]) from None
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = mark.line + 1 if mark is not None else 1
-        raise FileError([f"{path}:{line}: no YAML: {error.problem}"]) from None
-    return _Check(path).job(root)
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"expected earliest, latest, a time like 2026-01-31T12:00:00Z or JSON offsets, got '{text}'"
+        ) from None
+    when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+    more = {"startingOffsetsByTimestampStrategy": "latest"} if side == "starting" else {}
+    return {f"{side}Timestamp": str(int(when.timestamp() * 1000)), **more}
 
 
-@dataclass
-class _Check:
-    """Walks the nodes of the file, which know their lines."""
-
-    path: Path
-    complaints: list[str] = field(default_factory=list)
+class _Check(Nodes):
+    """Walks the nodes of the file."""
 
     def job(self, root: Any) -> Job:
-        top = self._mapping(root, _TOP, "a pipeline")
-        spark = self._mapping(top.get("spark"), _SPARK, "spark")
+        top = self.mapping(root, _TOP, "a pipeline")
+        spark = self.mapping(top.get("spark"), _SPARK, "spark")
+        config = self.texts(spark.get("config"), "spark.config")
+        bootstrap = self.text(top.get("bootstrap")) or DEFAULT_BOOTSTRAP
         sources = tuple(
-            self._source(name, node) for name, node in self._entries(top.get("sources"), "sources")
+            self._source(name, node, bootstrap) for name, node in self.entries(top.get("sources"), "sources")
         )
-        if not sources:
-            self._complain(root, "no sources: name at least one topic to read")
+        if not any(source.subscription for source in sources):
+            self.complain(root, "no sources: name at least one topic to read")
         known = [source.name for source in sources]
-        steps = tuple(self._step(node, known) for node in self._items(top.get("steps"), "steps"))
-        sinks = tuple(self._sink(node, known) for node in self._items(top.get("sinks"), "sinks"))
+        steps = tuple(self._step(node, known) for node in self.items(top.get("steps"), "steps"))
+        sinks = tuple(self._sink(node, known, config) for node in self.items(top.get("sinks"), "sinks"))
         if not sinks:
-            self._complain(root, "no sinks: say where the result goes")
+            self.complain(root, "no sinks: say where the result goes")
         every = self._trigger(top.get("trigger"))
+        master = self.text(spark.get("master")) or DEFAULT_MASTER
+        if _MASTERS.fullmatch(master) is None:
+            self.complain(
+                spark.get("master"),
+                f"no master '{master}': local[*], spark://host:7077, sc://host:15002, yarn, k8s://…",
+            )
+        if any(sink.kind == "delta" for sink in sinks):
+            config = {**DELTA_CONFIG, **config}
         job = Job(
             path=self.path,
-            name=self._text(top.get("name")) or self.path.stem,
-            bootstrap=self._text(top.get("bootstrap")) or "127.0.0.1:9092",
-            master=self._text(spark.get("master")) or "local[*]",
-            config=self._texts(spark.get("config"), "spark.config"),
+            name=self._name(top.get("name")),
+            bootstrap=bootstrap,
+            kafka=self.texts(top.get("kafka"), "kafka"),
+            master=master,
+            config=config,
             sources=sources,
             steps=steps,
             sinks=sinks,
             every=every,
-            checkpoint=self._text(top.get("checkpoint")) or f".headrace/checkpoints/{self.path.stem}",
-            dead_letters=self._text(top.get("dead_letters")),
+            checkpoint=self.text(top.get("checkpoint")) or f".headrace/checkpoints/{self.path.stem}",
+            dead_letters=self.text(top.get("dead_letters")),
         )
         if self.complaints:
-            raise FileError(self.complaints)
+            raise FileError(self.by_line())
         return job
 
     # -- the parts --------------------------------------------------------------------------------------------------
 
-    def _source(self, name: str, node: Any) -> SourceSpec:
-        found = self._mapping(node, _SOURCE, f"source '{name}'")
-        topic, files = self._text(found.get("topic")), self._text(found.get("files"))
-        if (topic is None) == (files is None):
-            self._complain(node, f"source '{name}' needs either topic or files")
-        if files is not None and self._text(found.get("format")) is None:
-            self._complain(node, f"source '{name}' reads files: say their format ({', '.join(FILE_FORMATS)})")
-        decode = self._mapping(found.get("decode"), _DECODE, "decode")
-        kind = self._choice(decode.get("format"), DECODERS, "raw")
-        if kind in ("json", "csv") and "schema" not in decode:
-            self._complain(
-                node, f"source '{name}' decodes {kind}: give its schema, as in 'id bigint, name string'"
-            )
-        watermark = self._mapping(found.get("watermark"), _WATERMARK, "watermark")
-        column, delay = self._text(watermark.get("column")), self._text(watermark.get("delay"))
-        if watermark and (column is None or delay is None):
-            self._complain(found["watermark"], "a watermark needs column and delay")
-        return SourceSpec(
+    def _name(self, node: Any) -> str:
+        name = self.text(node) or self.path.stem
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+            self.complain(node, f"the name '{name}' may have letters, digits, '.', '_' and '-'")
+        return name
+
+    def _source(self, name: str, node: Any, bootstrap: str) -> SourceSpec:
+        found = self.mapping(node, _SOURCE, f"source '{name}'")
+        topic, pattern = self.text(found.get("topic")), self.text(found.get("pattern"))
+        files = self.text(found.get("files"))
+        if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
+            self.complain(node, f"'{name}' cannot be a view in SQL: use letters, digits and '_'")
+        if sum(given is not None for given in (topic, pattern, files)) != 1:
+            self.complain(node, f"source '{name}' needs either topic, pattern or files")
+        if files is not None:
+            for word in ("decode", "watermark", "options", "from"):
+                if word in found:
+                    self.complain(found[word], f"source '{name}' reads files: {word} is for topics")
+            if "format" not in found:
+                self.complain(
+                    node, f"source '{name}' reads files: say their format ({', '.join(FILE_FORMATS)})"
+                )
+        elif "format" in found or "schema" in found:
+            self.complain(node, f"source '{name}' reads a topic: format and schema belong into its decode")
+        schema = self.text(found.get("schema"))
+        if schema is not None:
+            self._columns(found["schema"], schema)
+        decode, decoded = self._decode(name, found.get("decode"))
+        spec = SourceSpec(
             name=name,
+            line=line_of(node),
             topic=topic,
+            pattern=pattern,
             files=files,
-            format=self._choice(found.get("format"), FILE_FORMATS, None),
-            schema=self._text(found.get("schema")),
-            starting=self._text(found.get("from")) or "earliest",
-            decode=Decode(kind or "raw", self._text(decode.get("schema"))),
-            watermark=(column, delay) if column and delay else None,
+            format=self.choice(found.get("format"), FILE_FORMATS, "parquet"),
+            schema=schema,
+            starting=self._starting(found.get("from")),
+            decode=decode,
+            watermark=self._watermark(found.get("watermark"), decoded),
             options=self._options(found.get("options"), SOURCE_OPTIONS),
         )
+        if spec.subscription and not self.complaints:
+            self._agree(node, spec, bootstrap)
+        return spec
+
+    def _agree(self, node: Any, spec: SourceSpec, bootstrap: str) -> None:
+        """The source's own check of its options, which knows those that exclude each other."""
+        for word in spec.options:
+            if word.lower() in ("subscribe", "subscribepattern", "assign"):
+                self.complain(node, f"source '{spec.name}': {word} is said by topic or pattern already")
+                return
+        try:
+            given = {
+                "kafka.bootstrap.servers": bootstrap,
+                **spec.subscription,
+                **spec.starting,
+                **spec.options,
+            }
+            parse_source_options(given, streaming=True)
+        except OptionError as error:
+            self.complain(node, f"source '{spec.name}': {error}")
+
+    def _starting(self, node: Any) -> dict[str, str]:
+        try:
+            return starting_options("starting", self.text(node) or "earliest")
+        except ValueError as error:
+            self.complain(node, str(error))
+            return {}
+
+    def _decode(self, source: str, node: Any) -> tuple[Decode, dict[str, str]]:
+        found = self.mapping(node, _DECODE, "decode")
+        kind = self.choice(found.get("format"), DECODERS, "raw")
+        framed = self.choice(found.get("framing"), FRAMINGS, "none") == "registry"
+        schema = self.text(found.get("schema"))
+        keep = self.names(found.get("keep"))
+        for name in keep:
+            if name not in KEPT:
+                self.complain(found["keep"], f"a record has no '{name}' to keep: {hint(name, KEPT)}")
+        unwanted = {"schemas": ("avro",), "message": ("protobuf",), "keep": (*BY_SCHEMA, *BY_DECODER)}
+        unwanted |= {"framing": ("json", *BY_DECODER), "schema": (*BY_SCHEMA, *BY_DECODER)}
+        for word, formats in unwanted.items():
+            if word in found and kind not in formats:
+                self.complain(found[word], f"{word} is for {', '.join(formats)}, not for {kind}")
+        given = {name: dict(RECORD_COLUMNS)[name] for name in keep if name in RECORD_COLUMNS}
+        if kind in BY_SCHEMA:
+            if schema is None:
+                self.complain(
+                    node, f"source '{source}' decodes {kind}: give its schema, as in 'id bigint, name string'"
+                )
+                return Decode(kind), {}
+            read = self._columns(found["schema"], schema)
+            return Decode(kind, schema, framed, None, keep), {**read, **given}
+        if kind in BY_DECODER:
+            decoder = self._decoder(node, kind, found, framed)
+            if decoder is None:
+                return Decode(kind), {}
+            return Decode(kind, None, framed, decoder, keep), {**decoder.columns, **given}
+        return Decode(kind), dict(RECORD_COLUMNS)
+
+    def _decoder(self, node: Any, kind: str, found: dict[str, Any], framed: bool) -> Decoder | None:
+        where = found.get("schema", node)
+        try:
+            message = self.text(found.get("message")) or ""
+            if kind == "protobuf" and not message:
+                raise SchemaError("protobuf needs message: its full name, as in shop.Order")
+            writers = (
+                schemas_by_id(self._beside(directory))
+                if (directory := self.text(found.get("schemas")))
+                else {}
+            )
+            if writers and not framed:
+                raise SchemaError("schemas by id are named by the framing: add 'framing: registry'")
+            decoder = Decoder(kind, self._schema_text(found.get("schema"), writers), framed, message, writers)
+            if not self.complaints:
+                return decoder if decoder.columns else None
+        except (SchemaError, OSError) as error:
+            self.complain(where, f"decode {kind}: {error}")
+        return None
+
+    def _schema_text(self, node: Any, writers: Mapping[int, str]) -> bytes:
+        """A schema in the file itself or in one that it names; else the newest of those with an id."""
+        text = self.text(node)
+        if text is None:
+            if not writers:
+                raise SchemaError("give its schema: a file beside this one, or the text of it")
+            return writers[max(writers)].encode()
+        if text.lstrip().startswith(("{", "[")):
+            return text.encode()
+        path = self._beside(text)
+        if not path.is_file():
+            near = [other.name for other in path.parent.glob("*")] if path.parent.is_dir() else []
+            raise SchemaError(f"no file {path}: {hint(path.name, near, 'is the path right?')}")
+        return path.read_bytes()
+
+    def _beside(self, name: str) -> Path:
+        return self.path.parent / name
+
+    def _columns(self, node: Any, schema: str) -> dict[str, str]:
+        try:
+            return columns(schema)
+        except SchemaError as error:
+            self.complain(node, f"schema: {error}")
+            return {}
+
+    def _watermark(self, node: Any, known: Mapping[str, str]) -> tuple[str, str] | None:
+        found = self.mapping(node, _WATERMARK, "watermark")
+        column, delay = self.text(found.get("column")), self._interval(found.get("delay"))
+        if node is not None and not {"column", "delay"} <= found.keys():
+            self.complain(node, "a watermark needs column and delay, as in {column: at, delay: 10 seconds}")
+        if column is not None and known:
+            if column not in known:
+                self.complain(found["column"], f"no column '{column}': {hint(column, known)}")
+            elif not known[column].startswith("timestamp"):
+                self.complain(
+                    found["column"], f"a watermark wants a timestamp, and {column} is {known[column]}"
+                )
+        return (column, delay) if column and delay else None
+
+    def _interval(self, node: Any) -> str | None:
+        text = self.text(node)
+        if text is None:
+            return None
+        words = text.lower().split()
+        for number, unit in zip(words[::2], words[1::2]):
+            if not number.isdigit():
+                break
+            if unit.removesuffix("s") not in UNITS:
+                self.complain(node, f"no unit '{unit}' of time: {hint(unit, [u + 's' for u in UNITS])}")
+                return None
+        else:
+            if words and len(words) % 2 == 0:
+                return text
+        self.complain(node, f"expected a time like '10 seconds', got '{text}'")
+        return None
 
     def _step(self, node: Any, known: list[str]) -> Step:
-        found = self._mapping(node, _STEP, "a step")
-        name = self._text(found.get("name"))
-        sql, python = self._text(found.get("sql")), self._text(found.get("python"))
-        if name is None:
-            self._complain(node, "a step needs a name")
-        if (sql is None) == (python is None):
-            self._complain(node, f"step '{name}' needs either sql or python")
-        if python is not None and ":" not in python:
-            self._complain(found["python"], "a python step is named module:function")
-        source = self._view(found.get("from"), known)
-        if python is not None and "from" not in found:
-            self._complain(node, f"step '{name}' needs from: the view that the function is given")
-        known.append(name or "")
-        return Step(name or "", sql, python, source)
+        found = self.mapping(node, _STEP, "a step")
+        name = self.text(found.get("name")) or ""
+        sql, python = self.text(found.get("sql")), self.text(found.get("python"))
+        dedup = self.names(found.get("dedup"))
+        if not name:
+            self.complain(node, "a step needs a name")
+        elif re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
+            self.complain(node, f"'{name}' cannot be a view in SQL: use letters, digits and '_'")
+        elif name in known:
+            self.complain(node, f"there is a source or step '{name}' already")
+        if sum(word in found for word in ("sql", "python", "dedup")) != 1:
+            self.complain(node, f"step '{name}' needs either sql, python or dedup")
+        if sql is not None:
+            self._sql(found["sql"], sql, known)
+        if python is not None:
+            self._function(found["python"], python)
+        views = self.names(found.get("from"))
+        for view in views:
+            self._view(found["from"], view, known)
+        if sql is not None and views:
+            self.complain(found["from"], f"step '{name}' says in its SQL what it reads: leave from out")
+        if sql is None and not views:
+            self.complain(node, f"step '{name}' needs from: the view that it is given")
+        if dedup and len(views) > 1:
+            self.complain(found["from"], f"step '{name}': dedup is of one view")
+        known.append(name)
+        return Step(name, line_of(found.get("sql", node)), sql, python, dedup, views)
 
-    def _sink(self, node: Any, known: list[str]) -> SinkSpec:
-        found = self._mapping(node, _SINK, "a sink")
-        if sum(word in found for word in ("topic", "parquet", "console")) != 1:
-            self._complain(node, "a sink is one of topic, parquet or console")
-        source = self._view(found.get("from"), known)
-        if "from" not in found:
-            self._complain(node, "a sink needs from: the view that is written")
+    def _sql(self, node: Any, sql: str, known: list[str]) -> None:
+        literal = isinstance(node, yaml.ScalarNode) and node.style == "|"
+
+        def say(line: int, what: str) -> None:
+            self.complaints.append(f"{self.path}:{line_of(node) + (line if literal else 0)}: {what}")
+
+        mistake = mistake_in(sql)
+        if mistake is not None:
+            say(mistake.line, f"SQL: {mistake.what}")
+            return
+        lower = {name.lower() for name in known}
+        for view, line in views_read(sql):
+            if view.lower() not in lower:
+                say(line, f"no source or step '{view}' before this: {hint(view, known)}")
+
+    def _function(self, node: Any, text: str) -> None:
+        module, colon, function = text.partition(":")
+        if not (module and colon and function.isidentifier()):
+            self.complain(node, "a python step is named module:function")
+            return
+        path = self.path.parent.joinpath(*module.split(".")).with_suffix(".py")
+        if not path.is_file():
+            try:
+                spec = importlib.util.find_spec(module)
+            except (ImportError, ValueError):
+                spec = None
+            if spec is None:
+                near = [other.stem for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
+                self.complain(node, f"no module '{module}' beside this file: {hint(module, near)}")
+            return
+        try:
+            tree = ast.parse(path.read_text())
+        except SyntaxError as error:
+            self.complain(node, f"{path}:{error.lineno}: {error.msg}")
+            return
+        names = [part.name for part in tree.body if isinstance(part, ast.FunctionDef)]
+        bound = {name.id for part in ast.walk(tree) if isinstance(part, ast.Assign) for name in part.targets
+                 if isinstance(name, ast.Name)}  # fmt: skip
+        bound |= {
+            a.asname or a.name
+            for part in ast.walk(tree)
+            if isinstance(part, ast.ImportFrom)
+            for a in part.names
+        }
+        if function not in names and function not in bound:
+            self.complain(node, f"{path} has no function '{function}': {hint(function, names)}")
+
+    def _sink(self, node: Any, known: list[str], config: Mapping[str, str]) -> SinkSpec:
+        found = self.mapping(node, _SINK, "a sink")
+        kinds = [word for word in SINK_KINDS if word in found]
+        if len(kinds) != 1:
+            self.complain(node, f"a sink is one of {', '.join(SINK_KINDS)}")
+        kind = kinds[0] if kinds else "console"
+        view = self.text(found.get("from"))
+        if view is None:
+            self.complain(node, "a sink needs from: the view that is written")
+        else:
+            self._view(found["from"], view, known)
+        for word in ("key", "value", "delivery"):
+            if word in found and kind != "topic":
+                self.complain(found[word], f"{word} is for a sink that is a topic")
+        if "partition_by" in found and kind not in ("parquet", "delta"):
+            self.complain(found["partition_by"], "partition_by is for parquet and delta")
+        mode = self.choice(found.get("mode"), OUTPUT_MODES, "append")
+        if kind == "parquet" and mode != "append":
+            self.complain(
+                found["mode"], "files can only be appended to: with a window, give its source a watermark"
+            )
+        if kind == "delta":
+            jars = " ".join(value for name, value in config.items() if name.startswith("spark.jars"))
+            if "delta" not in jars.lower():
+                self.complain(
+                    node,
+                    "a delta sink needs Delta's jar: name it in spark.config as spark.jars or spark.jars.packages",
+                )
+        if kind == "console" and not self.flag(found.get("console")):
+            self.complain(node, "write 'console: true', or leave the sink out")
         return SinkSpec(
-            source=source or "",
-            topic=self._text(found.get("topic")),
-            key=self._text(found.get("key")),
-            value=self._text(found.get("value")) or "json",
-            parquet=self._text(found.get("parquet")),
-            console=(self._text(found.get("console")) or "false").lower() == "true",
-            mode=self._choice(found.get("mode"), OUTPUT_MODES, "append") or "append",
-            delivery=self._choice(found.get("delivery"), DELIVERIES, "exactly_once") or "exactly_once",
-            options=self._options(found.get("options"), SINK_WORDS),
+            source=view or "",
+            line=line_of(node),
+            kind=kind,
+            to=(self.text(found.get(kind)) or "") if kind != "console" else "",
+            key=self.text(found.get("key")),
+            value=self.text(found.get("value")) or "json",
+            mode=mode,
+            delivery=self.choice(found.get("delivery"), DELIVERIES, "exactly_once"),
+            partition_by=self.names(found.get("partition_by")),
+            options=self._options(found.get("options"), SINK_WORDS if kind == "topic" else None),
         )
 
     def _trigger(self, node: Any) -> str | None:
-        found = self._mapping(node, _TRIGGER, "trigger")
-        every = self._text(found.get("every"))
-        now = (self._text(found.get("available_now")) or "false").lower() == "true"
+        found = self.mapping(node, _TRIGGER, "trigger")
+        every, now = self._interval(found.get("every")), self.flag(found.get("available_now"))
         if every and now:
-            self._complain(node, "a trigger is every or available_now, not both")
+            self.complain(node, "a trigger is every or available_now, not both")
         return None if now else every or "1 second"
 
-    # -- nodes ------------------------------------------------------------------------------------------------------
+    def _view(self, node: Any, name: str, known: list[str]) -> None:
+        if name not in known:
+            self.complain(node, f"no source or step '{name}' before this: {hint(name, known)}")
 
-    def _complain(self, node: Any, what: str) -> None:
-        line = node.start_mark.line + 1 if node is not None else 1
-        self.complaints.append(f"{self.path}:{line}: {what}")
-
-    def _entries(self, node: Any, what: str) -> list[tuple[str, Any]]:
-        if node is None:
-            return []
-        if not isinstance(node, yaml.MappingNode):
-            self._complain(node, f"{what} is a mapping of names")
-            return []
-        return [(key.value, value) for key, value in node.value]
-
-    def _items(self, node: Any, what: str) -> list[Any]:
-        if node is None:
-            return []
-        if not isinstance(node, yaml.SequenceNode):
-            self._complain(node, f"{what} is a list")
-            return []
-        return list(node.value)
-
-    def _mapping(self, node: Any, words: tuple[str, ...], what: str) -> dict[str, Any]:
+    def _options(self, node: Any, words: tuple[str, ...] | None) -> dict[str, str]:
+        """Options by name; with `words`, only those and Kafka's own."""
         found = {}
-        for name, value in self._entries(node, what):
-            if name in words:
-                found[name] = value
-            else:
-                near = get_close_matches(name, words, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(words)}"
-                self._complain(value, f"{what} has no '{name}': {hint}")
-        return found
-
-    def _text(self, node: Any) -> str | None:
-        if node is None:
-            return None
-        if not isinstance(node, yaml.ScalarNode):
-            self._complain(node, "expected a single value here")
-            return None
-        return str(node.value)
-
-    def _texts(self, node: Any, what: str) -> dict[str, str]:
-        return {name: self._text(value) or "" for name, value in self._entries(node, what)}
-
-    def _choice(self, node: Any, words: tuple[str, ...], default: str | None) -> str | None:
-        text = self._text(node)
-        if text is None or text in words:
-            return text or default
-        near = get_close_matches(text, words, n=1, cutoff=0.5)
-        self._complain(
-            node, f"'{text}' is none of {', '.join(words)}" + (f": did you mean {near[0]}?" if near else "")
-        )
-        return default
-
-    def _view(self, node: Any, known: list[str]) -> str | None:
-        name = self._text(node)
-        if name is not None and name not in known:
-            near = get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-            self._complain(node, f"no source or step '{name}' before this: {hint}")
-        return name
-
-    def _options(self, node: Any, words: tuple[str, ...]) -> dict[str, str]:
-        lower = {word.lower(): word for word in words}
-        found = {}
-        for name, value in self._entries(node, "options"):
-            if name.lower() not in lower and not name.lower().startswith("kafka."):
-                near = get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
-                hint = (
-                    f"did you mean {lower[near[0]]}?"
-                    if near
-                    else "options are those of the format and kafka.*"
-                )
-                self._complain(value, f"no option '{name}': {hint}")
-            found[name] = self._text(value) or ""
+        for name, value in self.entries(node, "options"):
+            known = words is None or name.lower() in {word.lower() for word in words}
+            if not known and not name.lower().startswith("kafka."):
+                near = hint(name, words or (), "options are those of the format and kafka.*")
+                self.complain(value, f"no option '{name}': {near}")
+            found[name] = self.text(value) or ""
         return found
 
 
