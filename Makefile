@@ -10,8 +10,13 @@ help:  ## This list
 setup:  ## Build .venv; compile the record codec where a C compiler is there
 	@scripts/setup
 
-demo: setup  ## Five brokers, two real clients, a leader killed in the middle, and an account of every record
-	@$(PY) examples/demo.py
+demo: setup  ## Five brokers, real clients, Spark, what is killed in the middle, an account of every record: SPARK=no
+ifeq ($(SPARK),no)
+	@$(PY) -m examples.demo --without-spark
+else
+	@scripts/setup-spark
+	@$(PY) -m examples.demo
+endif
 
 chaos: setup  ## Brokers killed, paused, cut off and filled up under load, and an account: SECONDS=600 SEED=...
 	@$(PY) -m tests.chaos --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))

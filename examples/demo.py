@@ -1,10 +1,11 @@
-"""Five brokers, two real clients, a leader killed in the middle of a stream, and an account of every record.
+"""Five brokers, real clients, Spark, what dies in the middle, and an account of every record.
 
-Run by `make demo`. confluent-kafka writes numbered records with acks=all to a topic of three replicas while
-kafka-python reads them; halfway the broker that leads a partition is killed with SIGKILL. Another takes over, the
-stream goes on, and the killed broker is started again and catches up. Then the same the other way round, without a
-kill. At the end the topics are read from the beginning and held against what was acknowledged: the exit status is 1
-when anything acknowledged is missing, damaged, doubled or out of order.
+Run by `make demo`, in two acts; the second, a pipeline on Spark, is in `demo_pipeline`. The first: confluent-kafka
+writes numbered records with acks=all to a topic of three replicas while kafka-python reads them; halfway the broker
+that leads a partition is killed with SIGKILL. Another takes over, the stream goes on, and the killed broker is started
+again and catches up. Then the same the other way round, without a kill. At the end the topics are read from the
+beginning and held against what was acknowledged: the exit status is 1 when anything acknowledged is missing, damaged,
+doubled or out of order.
 """
 
 import argparse
@@ -17,11 +18,11 @@ from zlib import crc32
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as KafkaPythonPartition
-from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from examples.telling import DEADLINE_S, console, say, wait_for
 from headrace.testing import Cluster
 
 BROKERS = 5
@@ -30,15 +31,7 @@ PARTITIONS = 5
 RATE_PER_S = 10_000  # slow enough that the kill falls into the middle of the stream on any machine
 PACE_RECORDS = 100
 DEAD_S = 2.0
-DEADLINE_S = 120.0
 BACK_RECORDS_DIVISOR = 10
-
-console = Console(highlight=False)
-started_s = time.monotonic()
-
-
-def say(text: str) -> None:
-    console.print(f"[dim]{time.monotonic() - started_s:7.2f} s[/]  {text}", soft_wrap=True)
 
 
 def record(number: int) -> bytes:
@@ -214,14 +207,6 @@ def settle(stream: Stream, found: list[tuple[int, int, bytes]]) -> Account:
     return account
 
 
-def wait_for(condition, what: str) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        if time.monotonic() > deadline_s:
-            sys.exit(f"demo: gave up after {DEADLINE_S:.0f} s waiting for {what}")
-        time.sleep(0.002)
-
-
 @dataclass
 class Crash:
     """What was seen of the death of a leader."""
@@ -233,7 +218,7 @@ class Crash:
 
 
 def stream_over_a_crash(cluster: Cluster, topic: str, total: int) -> tuple[Stream, set[int], Crash]:
-    """The first act: what was acknowledged, what the live reader saw, and what became of the leader."""
+    """What was acknowledged, what the live reader saw, and what became of the leader."""
     stream, seen, crash = Stream(total), set[int](), Crash()
     writer = threading.Thread(
         target=write_with_confluent, args=(cluster.bootstrap, topic, stream), daemon=True
@@ -329,39 +314,51 @@ def print_account(rows: list[tuple[str, Stream, Account]], live: int, crash: Cra
     return complete
 
 
+def clients_over_a_crash(cluster: Cluster, total: int) -> bool:
+    """The first act: two clients, one stream each way; whether the account balances."""
+    for topic in ("river", "back"):
+        cluster.create_topic(topic, PARTITIONS, REPLICAS, {"min.insync.replicas": "2"})
+    say(f"topics river and back, {PARTITIONS} partitions of {REPLICAS} replicas each")
+    stream, seen, crash = stream_over_a_crash(cluster, "river", total)
+    account = settle(stream, read_all_with_kafka_python(cluster.bootstrap, "river"))
+
+    back = Stream(max(1, total // BACK_RECORDS_DIVISOR))
+    say(f"the other way: kafka-python writes {back.total:,} records, confluent-kafka reads them")
+    write_with_kafka_python(cluster.bootstrap, "back", back)
+    back_account = settle(back, read_all_with_confluent(cluster.bootstrap, "back"))
+    return print_account(
+        [
+            ("confluent-kafka →\nkafka-python", stream, account),
+            ("kafka-python →\nconfluent-kafka", back, back_account),
+        ],
+        len(seen),
+        crash,
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--records", type=int, default=150_000, help="how many the first stream has (default: 150000)"
+        "--records", type=int, default=100_000, help="how many the first stream has (default: 100000)"
     )
-    total = parser.parse_args().records
-
+    parser.add_argument(
+        "--without-spark", action="store_true", help="only the first act: brokers and clients, no pipeline"
+    )
+    options = parser.parse_args()
     begun_s = time.monotonic()
     with Cluster(BROKERS) as cluster:
         say(
             f"[bold]headrace[/] brokers 1 to {BROKERS} on {cluster.bootstrap}, "
             f"ready in {(time.monotonic() - begun_s) * 1000:.0f} ms"
         )
-        for topic in ("river", "back"):
-            cluster.create_topic(topic, PARTITIONS, REPLICAS, {"min.insync.replicas": "2"})
-        say(f"topics river and back, {PARTITIONS} partitions of {REPLICAS} replicas each")
-        stream, seen, crash = stream_over_a_crash(cluster, "river", total)
-        account = settle(stream, read_all_with_kafka_python(cluster.bootstrap, "river"))
+        complete = clients_over_a_crash(cluster, options.records)
+        if not options.without_spark:
+            from examples.demo_pipeline import run_pipeline
 
-        back = Stream(max(1, total // BACK_RECORDS_DIVISOR))
-        say(f"the other way: kafka-python writes {back.total:,} records, confluent-kafka reads them")
-        write_with_kafka_python(cluster.bootstrap, "back", back)
-        back_account = settle(back, read_all_with_confluent(cluster.bootstrap, "back"))
-        complete = print_account(
-            [
-                ("confluent-kafka →\nkafka-python", stream, account),
-                ("kafka-python →\nconfluent-kafka", back, back_account),
-            ],
-            len(seen),
-            crash,
-        )
+            console.print()
+            complete = run_pipeline(cluster) and complete
     return 0 if complete else 1
 
 
