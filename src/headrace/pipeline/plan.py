@@ -10,10 +10,12 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.client.framing import MAGIC
+from headrace.pipeline.decode import Decoder
 from headrace.pipeline.job import BY_DECODER, BY_SCHEMA, Job, SinkSpec, SourceSpec, Step
 
 CORRUPT = "_headrace_corrupt"
@@ -166,7 +168,7 @@ def _decoded(source: SourceSpec, raw: DataFrame) -> DataFrame:
     if decode.format in BY_DECODER:
         decoder = decode.decoder
         assert decoder is not None, "a checked file has a decoder for these formats"
-        made = F.arrow_udf(decoder.decode, returnType=decoder.result)(F.col("value"))
+        made = _by(decoder)(F.col("value"))
         both = raw.withColumn(DECODED, made)
         return both.withColumns({DECODED: F.col(f"{DECODED}.value"), REASON: F.col(f"{DECODED}.reason")})
     assert decode.format in BY_SCHEMA, f"nothing decodes {decode.format}"
@@ -183,6 +185,15 @@ def _decoded(source: SourceSpec, raw: DataFrame) -> DataFrame:
         reason = reason.when(~framed, F.lit(NOT_FRAMED))
     broken = F.col(f"{DECODED}.{CORRUPT}").isNotNull() | F.col(DECODED).isNull()
     return decoded.withColumn(REASON, reason.when(broken, F.lit(DOES_NOT_FIT)))
+
+
+def _by(decoder: Decoder) -> Any:
+    """A decoder as a function of columns. Spark goes by the annotations to learn that it is one of Arrow arrays."""
+
+    def decode(values: pa.Array) -> pa.Array:
+        return decoder.decode(values)
+
+    return F.arrow_udf(decode, returnType=decoder.result)
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
