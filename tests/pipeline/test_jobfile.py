@@ -113,7 +113,7 @@ def test_a_short_file_has_defaults(tmp_path: Path) -> None:
         ),
         (
             "    topic: t",
-            "    topic: t\n    decode: {format: json, schema: at timestamp}\n    watermark: {column: att, delay: 1 day}",
+            "    topic: t\n    decode: {format: json, schema: at timestamp}\n    watermark: {column: att, delay: 1 d}",
             "job.yaml:5: no column 'att': did you mean at?",
         ),
         (

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from headrace.cli.pipeline_view import Reporter, drawn
 from headrace.pipeline.progress import Totals, summarize
+from headrace.pipeline.spark_errors import failure
 
 
 def offsets(**topics: dict[str, int]) -> str:
@@ -125,3 +126,21 @@ def test_a_terminal_is_shown_every_number() -> None:
         "3 dead letters",
     ):
         assert part in text
+
+
+def test_a_failed_query_is_told_in_two_lines() -> None:
+    text = (
+        "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [PYTHON_STREAMING_DATA_SOURCE_ERROR] "
+        "Failed when Python streaming data source perform latestOffset: Traceback (most recent call last):\n"
+        '  File "x.py", line 3, in latestOffset\n    raise lost\n'
+        "headrace.pipeline.source.DataLoss: orders-0 is gone; the query was at offset 5.\n"
+        " SQLSTATE: 38000\n"
+        "=== Streaming Query ===\nIdentifier: shop [id = 1]\n"
+    )
+    first, second = failure(text.replace("Identifier", "  Identifier")).splitlines()
+    assert first.startswith("[STREAM_FAILED] Query [id = 1, runId = 2]")
+    assert first.endswith("perform latestOffset:")
+    assert second == "  DataLoss: orders-0 is gone; the query was at offset 5."
+    assert failure("[TABLE_NOT_FOUND] no table x. SQLSTATE: 42P01\nJVM stacktrace:\na.B: c") == (
+        "[TABLE_NOT_FOUND] no table x."
+    )

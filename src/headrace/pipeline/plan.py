@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from headrace.client.framing import MAGIC
 from headrace.pipeline.decode import Decoder
 from headrace.pipeline.job import BY_DECODER, BY_SCHEMA, Job, SinkSpec, SourceSpec, Step
+from headrace.pipeline.spark_errors import first_line
 
 CORRUPT = "_headrace_corrupt"
 DECODED = "_headrace_decoded"
@@ -95,12 +96,6 @@ def letters(views: Views) -> DataFrame | None:
         one = bad.select("key", "value", F.array(*headers, reason).alias("headers"))
         every = one if every is None else every.unionByName(one)
     return every
-
-
-def first_line(error: Exception) -> str:
-    """What Spark says of a mistake, without its stack and plan."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].removesuffix(";") if lines else type(error).__name__
 
 
 # -- sources -----------------------------------------------------------------------------------------------------------

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from headrace.pipeline.job import Job, SinkSpec
-from headrace.pipeline.plan import Bounds, Views, build_views, first_line, letters, rows_for
+from headrace.pipeline.plan import Bounds, Views, build_views, letters, rows_for
 from headrace.pipeline.preflight import check_brokers, check_checkpoint
 from headrace.pipeline.progress import DEAD_QUERY, OBSERVED, Event, summarize
 from headrace.pipeline.runs import announced, running
+from headrace.pipeline.spark_errors import failure, first_line
 
 POLL_S = 0.25
 STOP_POLL_S = 0.02
@@ -178,7 +179,7 @@ def _watch(queries: list[Any], stopping: Callable[[], bool], report: Report) -> 
             error for query in queries if not query.isActive and (error := query.exception()) is not None
         ]
         if failed:
-            raise RunError(str(failed[0]))
+            raise RunError(failure(str(failed[0])))
         if stopping():
             report({"event": "stopping", "queries": [query.name for query in queries if query.isActive]})
             _stop_between_batches(queries)
@@ -187,7 +188,7 @@ def _watch(queries: list[Any], stopping: Callable[[], bool], report: Report) -> 
     for query in queries:
         _tell(query, seen, report)
         if (error := query.exception()) is not None:
-            raise RunError(str(error))
+            raise RunError(failure(str(error)))
 
 
 def _stop_between_batches(queries: list[Any]) -> None:
