@@ -118,7 +118,8 @@ class Shop:
             while due and due[0][0] <= now_s:
                 self._payment(heapq.heappop(due)[1])
             if number % PACE_ORDERS == 0:
-                self._producer.poll(max(0.0, begun_s + number / self._rate_per_s - now_s))
+                self._producer.poll(0)
+                time.sleep(max(0.0, begun_s + number / self._rate_per_s - time.monotonic()))
         while due:
             self._payment(heapq.heappop(due)[1])
         self._producer.flush(60)
