@@ -26,6 +26,7 @@ BROKEN_EVERY = 500
 PACE_ORDERS = 20
 CLOSING_ID = -1
 CLOSING_AHEAD = timedelta(hours=1)
+CLOSING_PAUSE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ class Shop:
         while due:
             self._payment(heapq.heappop(due)[1])
         self._producer.flush(60)
+        time.sleep(CLOSING_PAUSE_S)  # so that no batch has the closing record but not all that came before it
         later = datetime.now(UTC) + CLOSING_AHEAD
         self._send("orders", Order(CLOSING_ID, 0, 0, later).json(), lambda: None)
         self._payment(CLOSING_ID, later)
