@@ -159,7 +159,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         """A failure that nobody looked at; in a life that is over there is nobody left to."""
         error = context.get("exception")
         if self.alive and error is not None:
-            raise Crashed(f"{context.get('message')}: {error!r}") from error
+            crashed = Crashed(f"{context.get('message')}: {error!r}")
+            crashed.__cause__ = error
+            self._owner.oracle.failure = self._owner.oracle.failure or crashed  # a finalizer's own is ignored
+            raise crashed
 
 
 def _nothing() -> None:

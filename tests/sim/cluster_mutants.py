@@ -11,6 +11,9 @@ from typing import Any
 
 from headrace.base.errors import ErrorCode
 from headrace.cluster import broker_control, elections, partition_control
+from headrace.coordinators import consumer_group, reconciliation
+from headrace.coordinators.group_shard import GroupShard
+from headrace.coordinators.shard import Shard
 from headrace.replication import partition
 from headrace.replication.partition import Partition
 from headrace.replication.replicas import Replicas
@@ -173,3 +176,41 @@ def an_idle_follower_is_not_looked_at_again() -> list[Patch]:
         self._checked_ms = now_ms
 
     return [(Replicas, "_check_isr", check_isr)]
+
+
+# -- groups --------------------------------------------------------------------------------------------------------
+
+
+@mutant
+def answer_a_coordinator_s_write_before_it_is_replicated() -> list[Patch]:
+    def wait(self: Shard[Any], writes: Any, partition: Partition, end: int, flushed: bool) -> None:
+        self._committed(writes, telling=True)
+
+    return [(Shard, "_wait", wait)]
+
+
+@mutant
+def coordinate_before_the_log_is_loaded() -> list[Patch]:
+    """A new leader counts what is below its high watermark, which lags behind what was committed."""
+    original = Shard.load_some
+
+    def load_some(self: Shard[Any]) -> bool:
+        self._load_end = 0
+        return original(self)
+
+    return [(Shard, "load_some", load_some)]
+
+
+@mutant
+def take_commits_of_any_generation() -> list[Patch]:
+    return [(GroupShard, "_check_committer", lambda self, who: ErrorCode.NONE)]
+
+
+@mutant
+def give_partitions_that_others_still_own() -> list[Patch]:
+    original = reconciliation.next_step
+
+    def next_step(current: Any, target_epoch: int, target: Any, owned: Any, has_owner: Any) -> Any:
+        return original(current, target_epoch, target, owned, lambda topic_id, index: False)
+
+    return [(consumer_group, "next_step", next_step)]

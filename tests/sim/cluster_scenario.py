@@ -22,6 +22,7 @@ from headrace.records.batch import ATTRIBUTES_POSITION, HEADER_SIZE, parse_heade
 from headrace.replication.partition import Partition
 from headrace.wire.apis import Api
 from tests.sim.cluster_clients import SimAdmin, SimProducer, SimReader
+from tests.sim.cluster_groups import Groups
 from tests.sim.cluster_network import ClusterNetwork
 from tests.sim.cluster_node import ClusterNode, SimDisk, simulated
 from tests.sim.cluster_oracle import ClusterOracle, Excused, Key, records_in
@@ -53,7 +54,8 @@ class ClusterScenario:
         self.durability = chance.choice(DURABILITIES)
         self.victim = chance.choice(self.ids)
         self.oracle = ClusterOracle({node: f"node-{node}:9092" for node in self.voters})
-        self.partitions = chance.choice((1, 1, 2))
+        self.groups = Groups(seed)
+        self.partitions = max(chance.choice((1, 1, 2)), 2 if self.groups.present else 1)
         self.replicas = chance.choice((2, 3, 3, 3))
         self.min_insync = chance.choice((1, 1, 2))
         self.disks = {node: SimDisk() for node in self.ids}
@@ -72,7 +74,7 @@ class ClusterScenario:
         """It ended early, because a machine lost its power while it was the last in sync."""
         self._bad = True
         self._slow: dict[int, int] = {}
-        self.bad_times = chance.choice(BAD_TIMES)
+        self.bad_times = chance.choice(BAD_TIMES) + (SECOND if self.groups.present else 0)
         self._fault_gap = chance.choice((40, 100, 250)) * MS
         self._faults = self._draw(
             self._mend,
@@ -111,13 +113,16 @@ class ClusterScenario:
             if chance.random() < 0.3:
                 self.producers.append(SimProducer(*common, 130 + number, self.ids, key=key, acks=1, gap=gap))
             self.readers.append(SimReader(*common, 140 + number, self.ids, key=key))
+        if self.groups.present:
+            self._faults.append((self.groups.trouble_one, 2.0))
+            self.groups.join(common, self.ids, TOPIC, self.partitions)
 
     def _draw(self, *choices: Callable[[], None]) -> list[tuple[Callable[[], None], float]]:
         """Kinds of fault, each left out by some seeds and frequent in others."""
         return [(choice, self.random.choice((0.0, 0.5, 1.0, 3.0))) for choice in choices]
 
     def _settings(self, node: int) -> dict[str, str]:
-        return {
+        settings = {
             "node.id": str(node),
             "listeners": f"PLAINTEXT://node-{node}:9092",
             "log.dirs": f"data-{node}",
@@ -132,6 +137,9 @@ class ClusterScenario:
             "auto.create.topics.enable": "false",
             "leader.imbalance.check.interval.seconds": "1",
         }
+        if self.durability == "flushed":
+            settings["log.flush.interval.messages"] = "1"
+        return settings | self.groups.settings() if self.groups.present else settings
 
     def _process(self, machine: Machine) -> ClusterNode:
         self.oracle.raft.forget(machine.id)
@@ -189,8 +197,6 @@ class ClusterScenario:
             "min.insync.replicas": str(self.min_insync),
             "segment.ms": str(self.segment_ms),
         }
-        if self.durability == "flushed":
-            configs["flush.messages"] = "1"
         body = {
             "topics": [
                 {
@@ -216,6 +222,7 @@ class ClusterScenario:
         self.net.heal()
         for producer in self.producers:
             producer.stopping = True
+        self.groups.heal()
         for node, machine in self.machines.items():
             self.disks[node].heal()
             machine.resume()
@@ -241,11 +248,13 @@ class ClusterScenario:
         image = self.oracle.newest
         if image is None or TOPIC not in image.topics:
             return "the topic is not there"
-        for index, partition in enumerate(image.topics[TOPIC].partitions):
+        for name, index, partition in [
+            (name, *each) for name, topic in image.topics.items() for each in enumerate(topic.partitions)
+        ]:
             if partition.leader < 0:
-                return f"partition {index} has no leader: {partition}"
+                return f"{name}-{index} has no leader: {partition}"
             if set(partition.isr) != set(partition.replicas) or partition.adding or partition.removing:
-                return f"partition {index} is not in sync everywhere: {partition}"
+                return f"{name}-{index} is not in sync everywhere: {partition}"
         for producer in self.producers:
             if not producer.idle:
                 return f"producer {producer.id} waits for {producer._values} of {producer.key}"
@@ -261,7 +270,7 @@ class ClusterScenario:
                 self.oracle.settled.get(reader.key, {0: 0}), default=0
             ):
                 return f"reader {reader.id} is at {reader.position} of {reader.key}"
-        return ""
+        return self.groups.unwell()
 
     def _held(self, key: Key) -> list[tuple[int, Partition]]:
         """The replicas of a partition that are open on running nodes."""
@@ -425,7 +434,7 @@ class ClusterScenario:
 
     def _split(self) -> None:
         self.net.mend()
-        everyone = {*self.ids, *[client.id for client in (*self.producers, *self.readers)]}
+        everyone = {*self.ids, *[each.id for each in (*self.producers, *self.readers, *self.groups.members)]}
         side = {each for each in everyone if self.random.random() < 0.5}
         self.kernel.trace(f"split {sorted(side)}")
         self.net.split(side, everyone)

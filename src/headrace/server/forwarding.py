@@ -31,6 +31,7 @@ from headrace.wire.messages import (
     encode_response,
 )
 from headrace.wire.primitives import Malformed
+from headrace.wire.schema import message_schema
 
 if TYPE_CHECKING:
     from headrace.server.router import Handler
@@ -74,6 +75,17 @@ class Forwarded(msgspec.Struct, frozen=True, array_like=True):
 
 _decoder = msgspec.msgpack.Decoder(Forwarded)
 _encode = msgspec.msgpack.Encoder().encode
+
+
+def refusal(api: int, error: KafkaError) -> dict[str, object] | None:
+    """The reply that is nothing but an error; None where the replies of an API have no place for one."""
+    fields = {field.name for field in message_schema(api, "response").fields}
+    if "error_code" not in fields:
+        return None
+    body: dict[str, object] = {"error_code": error.code}
+    if "error_message" in fields:
+        body["error_message"] = error.message
+    return body
 
 
 class Forwarding:
@@ -193,7 +205,12 @@ class Forwarding:
             if not isinstance(result, Mapping):
                 result = await result
         except KafkaError as error:
-            result = {"error_code": error.code, "error_message": error.message}
+            refused = refusal(context.api, error)
+            if refused is None or error.code is ErrorCode.NOT_CONTROLLER:
+                # Whether it was made is not known: it is asked for again, of whoever is active then.
+                exchange.reply(_HEAD.pack(error.code, -1))
+                return
+            result = refused
         body = encode_response(context.api, context.version, result)
         head = _HEAD.pack(ErrorCode.NONE, self._metadata.applied_offset)
         exchange.reply(head + body)

@@ -15,12 +15,11 @@ from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import correlation, get_logger
 from headrace.security.authorizer import Operation, ResourceType
 from headrace.server.context import RequestContext
-from headrace.server.forwarding import Forwarding
+from headrace.server.forwarding import Forwarding, refusal
 from headrace.server.session import Exchange
 from headrace.wire.apis import BETWEEN_BROKERS, SUPPORTED, Api, is_supported
 from headrace.wire.messages import Message, decode_request, encode_response
 from headrace.wire.primitives import Malformed
-from headrace.wire.schema import message_schema
 
 Body: TypeAlias = Mapping[str, Any]
 Handler: TypeAlias = Callable[[Any, RequestContext, Message], "Body | Awaitable[Body]"]
@@ -123,13 +122,10 @@ class Router:
     def _fail(self, exchange: Exchange, error: KafkaError) -> None:
         """Answer a whole request with one error, where its reply has a place for one."""
         context = exchange.context
-        fields = {field.name for field in message_schema(context.api, "response").fields}
-        if "error_code" not in fields or exchange.done:
+        body = refusal(context.api, error)
+        if body is None or exchange.done:
             exchange.drop(f"{error.code.name}: {error.message}")
             return
-        body: dict[str, object] = {"error_code": error.code}
-        if "error_message" in fields:
-            body["error_message"] = error.message
         exchange.reply(encode_response(context.api, context.version, body))
 
     def _crash(self, exchange: Exchange, error: Exception) -> None:
