@@ -301,9 +301,10 @@ class Consumer(Reading):
     @property
     def waits_for(self) -> str:
         """What keeps records from coming, in words; empty when there are simply none."""
-        missing = [name for name in self.subscription if self._partition_count(name) == 0]
+        wanted = [*self.subscription, *sorted({at.topic for at in self._fetcher.assigned})]
+        missing = [name for name in wanted if self._partition_count(name) == 0]
         if missing and self.cluster.nodes:
-            return f"topic {missing[0]!r} to be created"
+            return f"topic {missing[0]!r} to be created: it does not exist, or was deleted"
         if self._group is not None and self._group.waits_for:
             return self._group.waits_for
         if self._group is not None and self._group.subscribed and not self._fetcher.assigned:

@@ -47,6 +47,8 @@ _LOST_TRACK = frozenset(
     {ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_EPOCH}
 )
 
+_NO_SUCH_TOPIC = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+
 # After these the batch may be in the log all the same.
 _PERHAPS_WRITTEN = frozenset(
     {
@@ -408,9 +410,11 @@ class Sender:
         reason = batch.last_error or self._cluster.last_error
         because = f"; the last error: {reason}" if reason is not None else ""
         wait_ms = self._config.delivery_timeout_ms
+        hint = "the cluster may be down or overloaded; delivery.timeout.ms sets how long to try"
+        if isinstance(reason, KafkaError) and reason.code in _NO_SUCH_TOPIC:
+            hint = f"was topic {batch.partition.topic!r} deleted? 'headrace topic list' tells which there are"
         return DeliveryTimedOut(
-            f"a record for {batch.partition} was not acknowledged within {wait_ms} ms{because}",
-            "the cluster may be down or overloaded; delivery.timeout.ms sets how long to try",
+            f"a record for {batch.partition} was not acknowledged within {wait_ms} ms{because}", hint
         )
 
     # -- transactions -----------------------------------------------------------------------------------------------
