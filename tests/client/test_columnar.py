@@ -1,5 +1,6 @@
 """Tables go through the ordinary clients: what is sent as a table is read as records, and the reverse."""
 
+import asyncio
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -60,5 +61,27 @@ def test_tables_and_records_are_the_same_thing(
             await anext(consumer)
             with pytest.raises(KafkaError, match="still waiting"):
                 await consumer.poll_arrow(0)
+
+    run(body())
+
+
+def test_a_range_is_read_while_the_consumer_waits_for_records_at_the_end(
+    cluster_bootstrap: str, new_topic: Callable[..., str], run: Callable[..., Any]
+) -> None:
+    topic = new_topic()
+    wait_ms = 60_000  # as long as its fetch waits, whatever is asked on the same connection waits too
+
+    async def body() -> None:
+        async with Producer(bootstrap_servers=cluster_bootstrap) as producer:
+            await producer.send_arrow(topic, pa.table({"value": [b"a", b"b", b"c"]}))
+        async with Consumer(
+            bootstrap_servers=cluster_bootstrap, fetch_max_wait_ms=wait_ms, auto_offset_reset="earliest"
+        ) as consumer:
+            consumer.assign([TopicPartition(topic, 0)])
+            while len(await consumer.poll(100)) > 0 or await consumer.position(TopicPartition(topic, 0)) < 3:
+                pass
+            async with asyncio.timeout(wait_ms / 2000):
+                found = await consumer.read_range(topic, 0, 1, 3)
+            assert found["value"].to_pylist() == [b"b", b"c"]
 
     run(body())

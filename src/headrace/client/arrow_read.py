@@ -19,6 +19,7 @@ from headrace.base.ids import ZERO_ID
 from headrace.client.arrow import DEFAULT_COLUMNS, TableMaker, concat
 from headrace.client.cluster import Cluster
 from headrace.client.config import ConsumerConfig, consumer_config
+from headrace.client.connection import Connection
 from headrace.client.errors import ClientError, RequestTimedOut, error_code
 from headrace.client.offsets import EARLIEST, LATEST, OffsetAndTimestamp, list_offsets, missing_partition
 from headrace.client.retry import with_retries
@@ -32,6 +33,7 @@ from headrace.wire.messages import Message
 ROWS_PER_BATCH_MAX = 65_536
 BYTES_PER_BATCH_MAX = 16 * 1024 * 1024
 FETCH_BYTES = 8 * 1024 * 1024
+PURPOSE = "ranges"
 FETCH_BY_NAME_HIGHEST = 12
 NO_PROGRESS_TIMEOUT_MS = 120_000
 CONTROL_ABORT = 0
@@ -212,7 +214,7 @@ class ArrowReader:
                 if leader is None:
                     raise missing_partition(self.cluster, where)
             try:
-                connection = await self.cluster.connection(leader[0])
+                connection = await self._connection(leader[0])
                 topic_id = self.cluster.topic_id(where.topic)
                 reply = await connection.request(
                     Api.FETCH,
@@ -227,6 +229,13 @@ class ArrowReader:
                 raise
 
         return await with_retries(self.cluster, self.config.default_api_timeout_ms, attempt)
+
+    async def _connection(self, node_id: int) -> Connection:
+        """Of its own: behind a consumer's fetch that waits for records, every request of a range would wait too."""
+        node = self.cluster.nodes.get(node_id)
+        if node is None:
+            return await self.cluster.connection(node_id)
+        return await self.cluster.own_connection((node.host, node.port), PURPOSE)
 
     def _request(self, where: TopicPartition, epoch: int, topic_id: bytes, position: int) -> dict[str, Any]:
         fetch_bytes = min(
