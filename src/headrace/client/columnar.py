@@ -37,6 +37,7 @@ async def send_table(producer: "Producer", topic: str, table: Any, names: dict[s
         if not batch.num_rows:
             continue
         rows = rows_of(batch, **names)
+        rows.digests = False
         order, starts = rows.assign(partitions_of(batch, partition_name), count, turn)
         now_ms = time.time_ns() // 1_000_000
         for number in range(count):

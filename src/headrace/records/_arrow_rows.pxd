@@ -47,6 +47,7 @@ cdef class Rows:
     cdef const int32_t[::1] header_lists
     cdef Source header_keys
     cdef Source header_values
+    cdef public bint digests
     cdef uint64_t digest
     cdef const int32_t[::1] order
     cdef int32_t[::1] chosen

@@ -64,7 +64,6 @@ cdef class Delivery:
 
 @cython.final
 @cython.no_gc
-@cython.freelist(256)
 cdef class Pending(Delivery):
     cdef public object portal
 
