@@ -104,3 +104,22 @@ def test_any_bootstrap_address_that_answers_will_do(run: Run) -> None:
                 assert await admin.list_topics() == []
 
         run(body())
+
+
+def test_when_all_known_brokers_are_gone_the_bootstrap_addresses_are_asked_again(run: Run) -> None:
+    with Broker() as old, Broker() as new:
+        for broker in (old, new):
+            broker.create_topic("t")
+
+        async def body() -> None:
+            addresses = f"{old.bootstrap},{new.bootstrap}"
+            async with Producer({"bootstrap.servers": addresses, "linger.ms": 0}) as producer:
+                await producer.partitions("t")
+                known = producer.cluster.nodes[1]
+                first = old if old.bootstrap.endswith(f":{known.port}") else new
+                await (await producer.send("t", b"to the first"))
+                await asyncio.to_thread(first.kill)
+                assert (await (await producer.send("t", b"to the other"))).offset == 0
+                assert producer.cluster.nodes[1].port != known.port
+
+        run(body())
