@@ -372,6 +372,7 @@ def test_a_broker_that_opens_its_logs_is_heard_of_and_not_in_service_yet(
 ) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.create("alone", [[3]])
+        await cluster.create("deleted", [[3]])
         await cluster.nodes[3].stop()
         opened = asyncio.Event()
         loading = LogManager.loading
@@ -394,10 +395,14 @@ def test_a_broker_that_opens_its_logs_is_heard_of_and_not_in_service_yet(
         await cluster.create("t", [[1, 2]])
         await until(lambda: "t" in again.image.topics, "for it to follow the metadata")
         assert active.image.brokers[3].fenced
+        body = {"topics": [{"name": "deleted", "topic_id": bytes(16)}], "timeout_ms": 9_000}
+        await active.ask(Api.DELETE_TOPICS, 6, body)
+        await until(lambda: "deleted" not in again.image.topics, "for it to know of the deletion")
         opened.set()
         await starting
         assert not active.image.brokers[3].fenced
         assert again.broker.partition("alone", 0).is_leader
+        assert ("deleted", 0) not in {(log.topic, log.partition) for log in again.broker.logs}
 
     monkeypatch.setattr(broker_module, "OPENING_TURN_MS", 0.0)
     with_cluster(scenario)

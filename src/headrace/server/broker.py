@@ -117,6 +117,10 @@ class Broker:
             if self.clock.monotonic_ms() - turn_ms >= OPENING_TURN_MS:
                 await asyncio.sleep(0)
                 turn_ms = self.clock.monotonic_ms()
+        for want in wanted:
+            topic = self.image.topics.get(want.topic)
+            if topic is None or topic.id != want.topic_id or not self.is_replica_here(*want[:2]):
+                self.logs.delete(*want[:2])  # deleted, or moved away, while it was opened
 
     async def stop(self) -> None:
         """Stop periodic work and whatever still runs for a client; put aside what was deleted."""
