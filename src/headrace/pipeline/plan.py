@@ -138,7 +138,7 @@ def _records(spark: SparkSession, job: Job, source: SourceSpec, bounds: Bounds |
     reader: Any = spark.readStream if bounds is None else spark.read
     options = {**job.client, **source.subscription}
     if bounds is None:
-        options |= {**source.starting, **source.options}
+        options |= {"progressGroup": job.name, **source.starting, **source.options}
     else:
         options |= {name: value for name, value in source.options.items() if name.lower() not in STREAM_ONLY}
         options |= {**bounds.starting, **bounds.ending}
