@@ -40,7 +40,8 @@ def run_stream(job: Job, report: Report) -> None:
     _refuse_second(job)
     topics = asyncio.run(check_brokers(job))
     check_checkpoint(job, topics)
-    with announced(job) as stopping, _session(job) as spark:
+    # In this order: a new session takes SIGINT for itself, and would cancel the batch instead of finishing it.
+    with _session(job) as spark, announced(job) as stopping:
         report({"event": "started", "pipeline": job.name, "spark": spark.version, "master": job.master})
         views = build_views(spark, job, None)
         queries: list[Any] = []
