@@ -196,6 +196,10 @@ class Stage:
         )
         return told[0]
 
+    def watch(self, who: str, member: str, group: str = "g") -> int:
+        """Be told when the member has to join again; for how long it may wait."""
+        return self.shard.watch(group, member, self.ticket(who))
+
     def leave(self, *leaving: tuple[str, str | None], group: str = "g") -> list[ErrorCode]:
         told: list[ErrorCode] = []
         self.run(

@@ -131,6 +131,10 @@ class Script:
         error = self.stage.heartbeat(member, given["generation"], instance=given.get("instance"))
         return [f"{who}: {error.name}"]
 
+    def do_watch(self, who: str, given: dict[str, Any]) -> list[str]:
+        waits_ms = self.stage.watch(who, self._id(who, {"id": 1}))
+        return [f"{who}: waits {waits_ms} ms" if waits_ms else f"{who}: does not wait"]
+
     def do_leave(self, who: str, given: dict[str, Any]) -> list[str]:
         member = "" if given.get("id") == "none" else self._id(given.get("id", who), {"id": 1})
         return [f"{who}: {error.name}" for error in self.stage.leave((member, given.get("instance")))]
@@ -152,6 +156,9 @@ class Script:
 
     def do_restart(self, who: str, given: dict[str, Any]) -> None:
         self.stage.restart()
+
+    def do_unload(self, who: str, given: dict[str, Any]) -> None:
+        self.stage.run(lambda now_ms, out: self.stage.shard.unload(ErrorCode.NOT_COORDINATOR, now_ms, out))
 
     def do_hold(self, who: str, given: dict[str, Any]) -> None:
         self.stage.holds_back = True

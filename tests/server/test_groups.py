@@ -1,18 +1,23 @@
 """Group requests over the wire: every version is answered, odd input gets Kafka's error, others are not harmed."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice, repeat
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.base.errors import ErrorCode
 from headrace.base.ids import ZERO_ID
+from headrace.coordinators.classic_group import PENDING_MEMBERS_MAX
 from headrace.testing import Broker
 from headrace.wire.apis import SUPPORTED, Api
 from headrace.wire.messages import Message
 from tests.server.raw import RawClient
 
 TOPIC = "groups"
+JOINS_AT_ONCE = 200
 SESSION = {"session_timeout_ms": 10_000, "rebalance_timeout_ms": 10_000}
 RANGE = {"protocol_type": "consumer", "protocols": [{"name": "range", "metadata": b"\0\0\0\0\0\0"}]}
 
@@ -197,14 +202,73 @@ def test_a_topic_that_is_deleted_takes_its_offsets_along(client: RawClient) -> N
     assert topic.partitions[0].committed_offset == -1
 
 
-def test_many_joins_with_fresh_ids_leave_other_groups_alone(broker: Broker) -> None:
+def flood(client: RawClient, bodies: Iterable[dict[str, Any]]) -> Counter[int]:
+    """Joins of a member without an id, many at once; how they were answered."""
+    told: Counter[int] = Counter()
+    left = iter(bodies)
+    while bunch := list(islice(left, JOINS_AT_ONCE)):
+        for body in bunch:
+            client.send(Api.JOIN_GROUP, 9, body)
+        told.update(client.receive().error_code for _ in bunch)
+    return told
+
+
+def resident_mb(broker: Broker) -> float:
+    [line] = [each for each in Path(f"/proc/{broker.pid}/status").read_text().splitlines() if "VmRSS" in each]
+    return int(line.split()[1]) / 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_ten_thousand_joins_with_fresh_ids_are_bounded_and_leave_other_groups_alone(broker: Broker) -> None:
     with connect(broker) as crowd, connect(broker) as other:
-        member = joined(other, "bystander")
-        body = {"group_id": "crowded", "member_id": "", **SESSION, **RANGE}
-        for _ in range(2000):
-            crowd.send(Api.JOIN_GROUP, 9, body)
-            assert crowd.receive().error_code == ErrorCode.MEMBER_ID_REQUIRED
+        long = {"session_timeout_ms": 300_000, "rebalance_timeout_ms": 300_000}
+        member = other.call(Api.JOIN_GROUP, 3, {"group_id": "bystander", "member_id": "", **long, **RANGE})
         who = {"group_id": "bystander", "member_id": member.member_id, "generation_id": 1}
+        assert other.call(Api.SYNC_GROUP, 3, who).error_code == 0
+        before_mb = resident_mb(broker)
+        body = {"group_id": "crowded", "member_id": "", **long, **RANGE}
+        told = flood(crowd, repeat(body, PENDING_MEMBERS_MAX + 500))
+        assert told == {
+            ErrorCode.MEMBER_ID_REQUIRED: PENDING_MEMBERS_MAX,
+            ErrorCode.GROUP_MAX_SIZE_REACHED: 500,
+        }
+        fresh = flood(crowd, ({**body, "group_id": f"crowd-{number}"} for number in range(2000)))
+        assert fresh == {ErrorCode.MEMBER_ID_REQUIRED: 2000}
+        assert resident_mb(broker) < before_mb + 64
         assert other.call(Api.HEARTBEAT, 4, who).error_code == 0
         [described] = crowd.call(Api.DESCRIBE_GROUPS, 5, {"groups": ["crowded"]}).groups
         assert (described.group_state, list(described.members)) == ("Empty", [])
+
+
+def test_what_is_too_large_to_be_stored_is_refused_and_harms_nobody(client: RawClient) -> None:
+    large = {"protocol_type": "consumer", "protocols": [{"name": "range", "metadata": bytes(2_000_000)}]}
+    body = {"group_id": "large", "member_id": "", **SESSION, **large}
+    member = client.call(Api.JOIN_GROUP, 3, body)
+    who = {"group_id": "large", "member_id": member.member_id, "generation_id": member.generation_id}
+    assert client.call(Api.SYNC_GROUP, 3, who).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    small = joined(client, "small")
+    given = {"assignments": [{"member_id": small.member_id, "assignment": bytes(2_000_000)}]}
+    who = {"group_id": "small", "member_id": small.member_id, "generation_id": 1}
+    assert client.call(Api.SYNC_GROUP, 3, {**who, **given}).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert client.call(Api.HEARTBEAT, 3, who).error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    assert commit(client, "bystander-of-large", 8) == [0]
+
+
+def test_a_heartbeat_is_held_for_news_of_a_rebalance_but_not_in_the_way_of_others(broker: Broker) -> None:
+    with connect(broker) as patient, connect(broker) as plain, connect(broker) as newcomer:
+        software = {"client_software_name": "librdkafka", "client_software_version": "2.16.0"}
+        assert patient.call(Api.API_VERSIONS, 3, software).error_code == 0
+        who = {}
+        for client in (patient, plain):
+            group = f"held-{len(who)}"
+            member = joined(client, group)
+            who[client] = {"group_id": group, "member_id": member.member_id, "generation_id": 1}
+            named = {"protocol_type": "consumer", "protocol_name": "range"}
+            assert client.call(Api.SYNC_GROUP, 5, {**who[client], **named}).error_code == 0
+        assert plain.call(Api.HEARTBEAT, 4, who[plain]).error_code == 0
+        patient.send(Api.HEARTBEAT, 4, who[patient])
+        patient.send(Api.HEARTBEAT, 4, who[patient])
+        assert patient.receive().error_code == 0, "the next request lets the one before go"
+        join = {"group_id": "held-0", "member_id": "", **SESSION, **RANGE}
+        newcomer.send(Api.JOIN_GROUP, 3, join)
+        assert patient.receive().error_code == ErrorCode.REBALANCE_IN_PROGRESS

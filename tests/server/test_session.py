@@ -72,6 +72,18 @@ def test_replies_leave_in_the_order_of_their_requests():
     assert h.wire.sends == [reply(1, b"one") + reply(2, b"two") + reply(3, b"three")]
 
 
+def test_an_exchange_that_waits_for_news_does_not_hold_up_the_next_request():
+    h = Harness()
+    h.receive(request(1))
+    h.exchanges[0].wait_for_next(lambda: h.exchanges[0].reply(b"nothing new"))
+    assert h.wire.sends == []
+    h.receive(request(2))
+    h.exchanges[1].reply(b"two")
+    assert h.wire.sends == [reply(1, b"nothing new"), reply(2, b"two")]
+    h.receive(request(3))
+    assert len(h.wire.sends) == 2, "told once"
+
+
 def test_replies_ready_in_one_chunk_of_input_leave_in_one_send():
     h = Harness()
     h.session._route = lambda exchange, frame, body: exchange.reply(b"x")

@@ -39,6 +39,10 @@ NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 300_000
 PENDING_MEMBERS_MAX: Final = 10_000
 """How many ids a group hands out that have not come back; as many joins with fresh ids must not fill the memory."""
 
+WATCH_MS_MAX: Final = 3000
+WATCHES_A_SESSION: Final = 6
+"""A heartbeat is left unanswered for so small a part of its session that no client takes the coordinator for dead."""
+
 
 class ClassicGroup(Rebalancing):
     """One group, as its members address it."""
@@ -141,6 +145,7 @@ class ClassicGroup(Rebalancing):
         leader_before = members.leader
         members.answer_join(member, join_error(ErrorCode.FENCED_INSTANCE_ID, old_id), out)
         members.answer_sync(member, sync_error(ErrorCode.FENCED_INSTANCE_ID), out)
+        members.answer_watch(member, ErrorCode.FENCED_INSTANCE_ID, out)
         members.replace(old_id, new_id)
         out.stop(self._member_timer(old_id))
         before = request._replace(
@@ -268,6 +273,14 @@ class ClassicGroup(Rebalancing):
             return ErrorCode.ILLEGAL_GENERATION
         self._expect(member, out)
         return ErrorCode.REBALANCE_IN_PROGRESS if self.state is PREPARING else ErrorCode.NONE
+
+    def watch(self, member_id: str, ticket: Ticket) -> int:
+        """Have a member told at once when it has to join again; for how long it may wait, 0 if not at all."""
+        member = self.members.by_id.get(member_id)
+        if member is None or self.state is not STABLE:
+            return 0
+        member.watching = ticket
+        return min(member.session_timeout_ms // WATCHES_A_SESSION, WATCH_MS_MAX)
 
     def leave(
         self, leaving: Sequence[tuple[str, str | None]], now_ms: int, out: Effects

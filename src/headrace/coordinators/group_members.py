@@ -101,6 +101,11 @@ class GroupMembers:
             return group.classic_heartbeat(member_id, instance_id, generation, out)
         return group.heartbeat(member_id, instance_id, generation, out)
 
+    def watch(self, group_id: str, member_id: str, ticket: Ticket) -> int:
+        """Have a member of a stable group told when it has to join again; for how long at most, in milliseconds."""
+        group = self.groups.get(group_id)
+        return group.watch(member_id, ticket) if isinstance(group, ClassicGroup) else 0
+
     def leave(
         self,
         group_id: str,

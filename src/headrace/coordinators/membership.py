@@ -45,6 +45,7 @@ class Member:
         "rebalance_timeout_ms",
         "session_timeout_ms",
         "syncing",
+        "watching",
     )
 
     def __init__(
@@ -61,6 +62,8 @@ class Member:
         self.is_new = False
         self.joining: Ticket | None = None
         self.syncing: Ticket | None = None
+        self.watching: Ticket | None = None
+        """Whoever wants to hear at once that the member has to join again; it may have gone, and is then not there."""
 
     def metadata(self, protocol: str | None) -> bytes:
         """What it said for the chosen protocol."""
@@ -166,6 +169,11 @@ class Membership:
         out.reply(member.syncing, body)
         member.syncing = None
         return True
+
+    def answer_watch(self, member: Member, error: ErrorCode, out: Effects) -> None:
+        if member.watching is not None:
+            out.reply(member.watching, {"error_code": error})
+            member.watching = None
 
     # -- questions -----------------------------------------------------------------------------------------------------
 

@@ -141,6 +141,8 @@ class Rebalancing:
         out.stop(self._timer("sync"))
         initial = self.state is EMPTY
         self._move(PREPARING, now_ms)
+        for member in self.members:
+            self.members.answer_watch(member, ErrorCode.REBALANCE_IN_PROGRESS, out)
         if initial:
             delay_ms = self._config().group_initial_rebalance_delay_ms
             self._initial_delay = delay_ms, max(self.members.rebalance_timeout_ms() - delay_ms, 0)
@@ -217,6 +219,7 @@ class Rebalancing:
     def _put_out(self, member: Member, out: Effects) -> None:
         self.members.answer_join(member, join_error(ErrorCode.UNKNOWN_MEMBER_ID), out)
         self.members.answer_sync(member, sync_error(ErrorCode.UNKNOWN_MEMBER_ID), out)
+        self.members.answer_watch(member, ErrorCode.UNKNOWN_MEMBER_ID, out)
         self.members.remove(member.member_id)
         out.stop(self._member_timer(member.member_id))
 
@@ -278,6 +281,7 @@ class Rebalancing:
         for member in self.members:
             self.members.answer_join(member, join_error(error, member.member_id), out)
             self.members.answer_sync(member, sync_error(error), out)
+            self.members.answer_watch(member, error, out)
             out.stop(self._member_timer(member.member_id))
         for member_id in self.members.pending:
             out.stop(self._member_timer(member_id))

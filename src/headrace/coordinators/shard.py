@@ -132,16 +132,18 @@ class Shard(Generic[M]):
         if offset < end:
             data = log.read(offset, LOAD_BYTES_A_TURN, max_offset=end).read()
             next_offset = end
+            machine = self.machine
             for header, batch in iter_batches(data, check_crc=False):
+                control, transactional = header.is_control, header.is_transactional
                 for record in iter_records(batch):
                     if record.key is None or record.offset < offset:
                         continue
-                    if header.is_control:
+                    if control:
                         self._end_transaction(header.producer_id, parse_marker(record.key, record.value))
-                    elif header.is_transactional:
-                        self.machine.replay_open(header.producer_id, record.key, record.value)
+                    elif transactional:
+                        machine.replay_open(header.producer_id, record.key, record.value)
                     else:
-                        self.machine.replay(record.key, record.value)
+                        machine.replay(record.key, record.value)
                 next_offset = header.next_offset
             offset = next_offset
         self._loaded_to = offset

@@ -117,6 +117,10 @@ class GroupCoordinator:
         self._shard(group_id).run(step)
         return told
 
+    def watch(self, group_id: str, member_id: str, ticket: Ticket) -> int:
+        """Have a member told at once when it has to join again; for how long at most, in milliseconds; 0 if not."""
+        return self._shard(group_id).machine.watch(group_id, member_id, ticket)
+
     def leave(self, group_id: str, leaving: Sequence[tuple[str, str | None]]) -> Later[LeaveResult]:
         def step(machine: GroupShard, now_ms: int, out: Effects, done: Callable[[LeaveResult], None]) -> None:
             machine.leave(group_id, leaving, done, now_ms, out)

@@ -1,19 +1,22 @@
 """What a handler knows of the request it serves: its header, who asks, and the question whether they may."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from headrace.security.authorizer import CLUSTER_NAME, Authorizer, Operation, Principal, ResourceType
 
 NO_CONNECTION = 0  # of a client; connections are counted from 1
 
 
-class Peer(NamedTuple):
+@dataclass(slots=True)
+class Peer:
     """The other end of a connection."""
 
     principal: Principal
     host: str
     authorizer: Authorizer
     connection: int
+    software: str = ""
+    """Name and version of the client, as it said with ApiVersions; empty when it did not."""
 
 
 class RequestContext:

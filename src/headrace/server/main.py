@@ -102,6 +102,7 @@ DIRECT: dict[Api, DirectHandler] = {
     Api.PRODUCE: handle_produce,
     Api.FETCH: handle_fetch,
     **group_offsets.DIRECT,
+    **groups.DIRECT,
 }
 
 LEAVE_TIMEOUT_S = 5.0

@@ -86,6 +86,10 @@ class Exchange:
         self.on_gone = None
         return self._session
 
+    def wait_for_next(self, release: Callable[[], None]) -> None:
+        """Have `release` called when the next request of the connection comes: it must not wait behind this one."""
+        self._session.on_next = release
+
     def reply_nothing(self) -> None:
         """Be done without an answer, as a produce with acks=0 is."""
         self._finish()
@@ -124,6 +128,7 @@ class Session:
         "_transport",
         "_unsent",
         "_working",
+        "on_next",
         "reads_in_bulk",
     )
 
@@ -140,6 +145,7 @@ class Session:
         self._reading = True
         self._working = False
         self._closed = False
+        self.on_next: Callable[[], None] | None = None
         self.reads_in_bulk = False
 
     @property
@@ -173,6 +179,9 @@ class Session:
         self.flush()
 
     def _serve(self, frame: memoryview) -> None:
+        if self.on_next is not None:
+            release, self.on_next = self.on_next, None
+            release()
         try:
             header = parse_request_header(frame)
         except Malformed as error:
@@ -242,6 +251,7 @@ class Session:
         self._closed = True
         waiting = [exchange.on_gone for exchange in self._open if exchange.on_gone is not None]
         self._open.clear()
+        self.on_next = None
         self._cutter.close()
         for gone in waiting:
             gone()

@@ -17,6 +17,7 @@ from headrace.wire.messages import Message
 
 SOFTWARE_FROM = 3
 ZERO_FEATURES_FROM = 4
+SOFTWARE_LENGTH_MAX = 200
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
@@ -30,6 +31,7 @@ def handle_api_versions(broker: Broker, context: RequestContext, request: Messag
     named = (request.client_software_name, request.client_software_version)
     if context.version >= SOFTWARE_FROM and not all(map(_SOFTWARE.fullmatch, named)):
         return {"error_code": ErrorCode.INVALID_REQUEST, "throttle_time_ms": context.throttle_ms}
+    context.peer.software = " ".join(named)[:SOFTWARE_LENGTH_MAX]
     return {
         "api_keys": keys,
         "throttle_time_ms": context.throttle_ms,

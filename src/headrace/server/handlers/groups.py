@@ -5,7 +5,9 @@ Behaviour. From the wire to the group coordinator and back; what a group does is
 Kafka. Versions: JoinGroup has a new member come again with the id it is given from 4 on, and tells a leader to keep
 the assignment from 9 on; before 1 the session timeout is the rebalance timeout too. SyncGroup must name the
 protocol from 5 on. LeaveGroup takes many members from 3 on; before, the one member's error is the reply's. A
-heartbeat while the coordinator loads is well received, as in Kafka, so that no member leaves for nothing.
+heartbeat while the coordinator loads is well received, as in Kafka, so that no member leaves for nothing. Where the
+client is known to bear it, the reply to a heartbeat is held for a while, so that a rebalance that begins is told at
+once and not with the next one; a later request of the connection ends the wait.
 DescribeGroups tells a group that does not exist as Dead, from version 6 with GROUP_ID_NOT_FOUND; groups of the
 consumer protocol are for `consumer_groups`.
 """
@@ -13,15 +15,17 @@ consumer protocol are for `consumer_groups`.
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
+from headrace.base.clock import Timer
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.coordinators.group_states import join_error, sync_error
 from headrace.coordinators.membership import JoinRequest
 from headrace.security.authorizer import Operation, ResourceType
 from headrace.server.broker import Broker
 from headrace.server.context import RequestContext
-from headrace.server.router import Body, Handler
+from headrace.server.router import Body, DirectHandler, Handler
+from headrace.server.session import Exchange
 from headrace.wire.apis import Api
-from headrace.wire.messages import Message
+from headrace.wire.messages import Message, decode_request, encode_response
 
 STRING_BYTES_MAX = 32_767
 """What fits into a string of the records that groups are stored as."""
@@ -32,6 +36,8 @@ NULL_PROTOCOL_FROM = 7
 SKIP_ASSIGNMENT_FROM = 9
 SYNC_NAMES_PROTOCOL_FROM = 5
 LEAVE_BATCHED_FROM = 3
+PATIENT_CLIENTS = ("rdkafka", "apache-kafka-java")
+"""Part of what they call themselves: those whose heartbeats go beside their other work and may be held for news."""
 NOT_FOUND_FROM = 6
 GROUP_OPERATIONS = (
     Operation.READ,
@@ -131,8 +137,44 @@ async def _later(context: RequestContext, answer: Awaitable[Body]) -> Body:
     return {"throttle_time_ms": context.throttle_ms, **await answer}
 
 
-def handle_heartbeat(broker: Broker, context: RequestContext, request: Message) -> Body:
+class HeldHeartbeat:
+    """A heartbeat whose reply waits for news: a rebalance, the connection's next request, or its time.
+
+    Answered once; whoever comes later finds nobody there.
+    """
+
+    __slots__ = ("_exchange", "_timer")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange: Exchange | None = exchange
+        self._timer: Timer | None = None
+
+    def wait(self, broker: Broker, hold_ms: int) -> None:
+        assert self._exchange is not None
+        self._timer = broker.call_later(hold_ms, self.release)
+        self._exchange.on_gone = self._gone
+        self._exchange.wait_for_next(self.release)
+
+    def tell(self, body: Body) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            if self._timer is not None:
+                self._timer.cancel()
+            _reply_heartbeat(exchange, body["error_code"])
+
+    def release(self) -> None:
+        self.tell({"error_code": ErrorCode.NONE})
+
+    def _gone(self) -> None:
+        self._exchange = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def handle_heartbeat(broker: Broker, exchange: Exchange, frame: memoryview, body: int) -> None:
     """Say that a member lives; hear whether it has to join again."""
+    context = exchange.context
+    request = decode_request(Api.HEARTBEAT, context.version, bytes(frame[body:]))
     error = _check_group(context, request.group_id)
     if error is ErrorCode.NONE:
         try:
@@ -141,8 +183,21 @@ def handle_heartbeat(broker: Broker, context: RequestContext, request: Message) 
             )
         except KafkaError as refused:
             loading = refused.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-            error = ErrorCode.NONE if loading else refused.code
-    return {"throttle_time_ms": context.throttle_ms, "error_code": error}
+            _reply_heartbeat(exchange, ErrorCode.NONE if loading else refused.code)
+            return
+    software = context.peer.software
+    if error is ErrorCode.NONE and software and any(name in software for name in PATIENT_CLIENTS):
+        held = HeldHeartbeat(exchange)
+        if hold_ms := broker.groups.watch(request.group_id, request.member_id, held.tell):
+            held.wait(broker, hold_ms)
+            return
+    _reply_heartbeat(exchange, error)
+
+
+def _reply_heartbeat(exchange: Exchange, error: ErrorCode) -> None:
+    context = exchange.context
+    body = {"throttle_time_ms": context.throttle_ms, "error_code": error}
+    exchange.reply(encode_response(Api.HEARTBEAT, context.version, body))
 
 
 async def handle_leave_group(broker: Broker, context: RequestContext, request: Message) -> Body:
@@ -246,9 +301,9 @@ async def handle_delete_groups(broker: Broker, context: RequestContext, request:
 HANDLERS: dict[Api, Handler] = {
     Api.JOIN_GROUP: handle_join_group,
     Api.SYNC_GROUP: handle_sync_group,
-    Api.HEARTBEAT: handle_heartbeat,
     Api.LEAVE_GROUP: handle_leave_group,
     Api.DESCRIBE_GROUPS: handle_describe_groups,
     Api.LIST_GROUPS: handle_list_groups,
     Api.DELETE_GROUPS: handle_delete_groups,
 }
+DIRECT: dict[Api, DirectHandler] = {Api.HEARTBEAT: handle_heartbeat}
