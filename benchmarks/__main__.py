@@ -3,6 +3,7 @@
 python -m benchmarks                         everything; Headrace alone, or beside Kafka when HEADRACE_PEERS is set
 python -m benchmarks --only produce,latency  some of it
 python -m benchmarks --cluster               three brokers, three replicas, acks=all; and five of them
+python -m benchmarks --groups                consumer groups
 python -m benchmarks --quick                 small amounts, to try the benchmark itself
 python -m benchmarks --record                also write benchmarks/README.md's table, latest.json and latest.svg;
                                              with --only, rows of the same day and machine stay as they are
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.clusters import CLUSTER_ALONE, CLUSTER_SHARED, HeadraceCluster, KafkaCluster, rounds
+from benchmarks.group_changes import GROUP_CHANGES
 from benchmarks.groups import GROUPS
 from benchmarks.report import FOLDER, Results, chart, machine, record, rows_of
 from benchmarks.sink import Sink
@@ -128,10 +130,12 @@ def main() -> int:
     )
     parser.add_argument("--runs", type=int, default=3, help="how often each is measured (default: 3)")
     parser.add_argument("--cluster", action="store_true", help="three brokers, three replicas, acks=all")
+    parser.add_argument("--groups", action="store_true", help="consumer groups")
     parser.add_argument(
         "--only",
         metavar="NAME,...",
-        help=f"of {', '.join([*SHARED, *ALONE, *GROUPS])}; of a cluster {', '.join([*CLUSTER_SHARED, *CLUSTER_ALONE])}",
+        help=f"of {', '.join([*SHARED, *ALONE])}; of a cluster {', '.join([*CLUSTER_SHARED, *CLUSTER_ALONE])}; "
+        f"of groups {', '.join([*GROUPS, *GROUP_CHANGES])}",
     )
     parser.add_argument("--quick", action="store_true", help="small amounts")
     parser.add_argument(
@@ -141,7 +145,9 @@ def main() -> int:
         "--record", action="store_true", help="write the README's table, latest.json and latest.svg"
     )
     arguments = parser.parse_args()
-    workloads = (CLUSTER_SHARED, CLUSTER_ALONE) if arguments.cluster else (SHARED, {**ALONE, **GROUPS})
+    workloads = (CLUSTER_SHARED, CLUSTER_ALONE) if arguments.cluster else (SHARED, ALONE)
+    if arguments.groups:
+        workloads = ({}, {**GROUPS, **GROUP_CHANGES})
     known = [name for group in workloads for name in group]
     wanted = arguments.only.split(",") if arguments.only else known
     if unknown := [name for name in wanted if name not in known]:
@@ -153,7 +159,7 @@ def main() -> int:
         console.print(
             "without Kafka to compare with: set HEADRACE_PEERS to a directory with a Kafka launcher, and have java"
         )
-    if not arguments.cluster:
+    if not (arguments.cluster or arguments.groups):
         kinds.append(Sink)
     scale = Scale.quick() if arguments.quick else Scale()
     results, absent = run(kinds, workloads, wanted, scale, arguments.runs)
@@ -161,7 +167,7 @@ def main() -> int:
     for name, reason in absent.items():
         console.print(f"not measured: {name}: {reason}")
     if arguments.record:
-        name = "cluster" if arguments.cluster else "latest"
+        name = "groups" if arguments.groups else "cluster" if arguments.cluster else "latest"
         record(results, arguments.runs, name)
         console.print(
             f"wrote {FOLDER}/README.md, {name}.json" + (f" and {name}.svg" if chart(results) else "")

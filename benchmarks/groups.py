@@ -1,19 +1,19 @@
-"""What groups cost: commits a second, heartbeats of many members, and how long a rebalance takes.
+"""What groups cost a broker: commits a second, heartbeats of many members, loading after a restart.
 
-Commits and heartbeats come from connections of this process that send frames made beforehand and count what comes back,
-so that the client costs little and is the same for every system. The rebalance is confluent-kafka's.
+Requests come from connections of this process that send frames made beforehand and count what comes back, so that the
+client costs little and is the same for every system. How groups change is measured in `group_changes`.
 """
 
 import selectors
 import socket
 import struct
-import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.systems import System
-from benchmarks.workloads import QUIET, Numbers, Scale, topic
+from benchmarks.workloads import Numbers, Scale, topic
 from headrace.wire.apis import Api
 from headrace.wire.headers import encode_request_header, parse_response_header
 from headrace.wire.messages import Message, decode_response, encode_request
@@ -22,12 +22,12 @@ COMMIT_CONNECTIONS = 20
 COMMITS_AT_ONCE = 32
 COMMIT_VERSION = 8
 HEARTBEAT_GROUPS, GROUP_MEMBERS, HEARTBEAT_EVERY_S = 1000, 5, 3.0
-REBALANCE_MEMBERS, REBALANCE_PARTITIONS = 20, 100
+LOADED_COMMITS, LOADED_PARTITIONS = 100_000, 1000
+CREWS = 50
+"""How many groups come together at once, on connections of their own."""
 WAIT_S = 120.0
 FIRST_DELAY_MS = "50"
-HEARTBEAT_MS = (
-    "100"  # of the rebalance: with the usual seconds between them, they would be all that is measured
-)
+HEARTBEAT_MS = "100"
 
 
 def frame(api: Api, version: int, number: int, body: dict[str, object]) -> bytes:
@@ -47,7 +47,10 @@ class Connection:
 
     def take(self) -> int:
         """Receive what there is; how many replies that made whole."""
-        self._received += self.socket.recv(1 << 16)
+        came = self.socket.recv(1 << 16)
+        if not came:
+            raise ConnectionError("the broker closed the connection")
+        self._received += came
         at = count = 0
         while at + 4 <= len(self._received):
             (size,) = struct.unpack_from(">i", self._received, at)
@@ -100,13 +103,15 @@ def commits(system: System, scale: Scale) -> Numbers:
     return {"commits /s": done / took_s, "commits cpu us": used_s / done * 1e6}
 
 
-def commit_body(group: str, name: str) -> dict[str, object]:
-    partition = {"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}
+def commit_body(group: str, name: str, indexes: Iterable[int] = (0,), offset: int = 5) -> dict[str, object]:
+    partitions = [
+        {"partition_index": index, "committed_offset": offset, "committed_metadata": ""} for index in indexes
+    ]
     return {
         "group_id": group,
         "generation_id_or_member_epoch": -1,
         "member_id": "",
-        "topics": [{"name": name, "partitions": [partition]}],
+        "topics": [{"name": name, "partitions": partitions}],
     }
 
 
@@ -133,29 +138,44 @@ def pipelined(connections: list[Connection], blobs: list[bytes], seconds: float)
 
 def heartbeats(system: System, scale: Scale) -> Numbers:
     """1 000 classic groups of 5 members that heartbeat every 3 s: the share of a core that the broker uses."""
-    connections = [Connection(system.bootstrap) for _ in range(GROUP_MEMBERS)]
     groups = HEARTBEAT_GROUPS if scale.latency_s >= 10 else HEARTBEAT_GROUPS // 10
-    find_coordinator(connections[0], "bench")
-    rounds: list[list[bytes]] = [[] for _ in connections]
-    for number in range(groups):
-        group = f"bench-heartbeats-{number}-{uuid.uuid4().hex[:6]}"
-        for at, member in enumerate(joined(connections, group)):
-            body = {"group_id": group, "generation_id": member.generation_id, "member_id": member.member_id}
-            rounds[at].append(frame(Api.HEARTBEAT, 3, 1, body))
+    probe = Connection(system.bootstrap)
+    find_coordinator(probe, "bench")
+    probe.socket.close()
+    crews = [[Connection(system.bootstrap) for _ in range(GROUP_MEMBERS)] for _ in range(CREWS)]
+    with ThreadPoolExecutor(CREWS) as pool:  # a group takes its time to come together: many at once
+        made = list(pool.map(lambda crew: [_heartbeats_of(crew) for _ in range(groups // CREWS)], crews))
+    rounds = [(crew, made[at][turn]) for turn in range(groups // CREWS) for at, crew in enumerate(crews)]
     before_s, begun_s, done = system.cpu_s(), time.monotonic(), 0
     while time.monotonic() < begun_s + scale.latency_s:
-        for at in range(groups):  # spread over the interval, as members of many processes are
-            for connection, frames in zip(connections, rounds, strict=True):
-                connection.socket.sendall(frames[at])
-            for connection in connections:
+        for crew, frames in rounds:  # spread over the interval, as members of many processes are
+            for connection, data in zip(crew, frames, strict=True):
+                connection.socket.sendall(data)
+            for connection in crew:
                 done += connection.take()
-            due_s = begun_s + HEARTBEAT_EVERY_S * (done // len(connections) + 1) / groups
+            due_s = begun_s + HEARTBEAT_EVERY_S * (done // GROUP_MEMBERS + 1) / groups
             time.sleep(max(0.0, due_s - time.monotonic()))
     took_s = time.monotonic() - begun_s
     used_s = system.cpu_s() - before_s
-    for connection in connections:
-        connection.socket.close()
+    for crew in crews:
+        for connection in crew:
+            assert decode_response(Api.HEARTBEAT, 3, connection.last, 4).error_code == 0
+            connection.socket.close()
     return {"heartbeats cores": used_s / took_s * HEARTBEAT_GROUPS / groups}
+
+
+def _heartbeats_of(crew: list[Connection]) -> list[bytes]:
+    """A new group with a member on each connection, and the heartbeat of each."""
+    group = f"bench-heartbeats-{uuid.uuid4().hex[:8]}"
+    return [
+        frame(
+            Api.HEARTBEAT,
+            3,
+            1,
+            {"group_id": group, "generation_id": member.generation_id, "member_id": member.member_id},
+        )
+        for member in joined(crew, group)
+    ]
 
 
 def joined(connections: list[Connection], group: str) -> list[Message]:
@@ -183,66 +203,47 @@ def joined(connections: list[Connection], group: str) -> list[Message]:
     return members
 
 
-def rebalance(system: System, scale: Scale) -> Numbers:
-    """Twenty consumers over a hundred partitions: from the leaving of one until the others have all of it."""
-    with topic(system, REBALANCE_PARTITIONS) as name:
-        numbers: Numbers = {}
-        for protocol in ("classic", "consumer"):
-            numbers[f"rebalance {protocol} s"] = _rebalance(system, name, protocol)
-        return numbers
-
-
-def _rebalance(system: System, name: str, protocol: str) -> float:
-    from confluent_kafka import Consumer
-
+def loading(system: System, scale: Scale) -> Numbers:
+    """100 000 commits in one partition of the internal topic: from the restarted broker's port to the first answer."""
     group = f"bench-{uuid.uuid4().hex[:8]}"
-    config = {"bootstrap.servers": system.bootstrap, "group.id": group, "group.protocol": protocol, **QUIET}
-    if protocol == "classic":
-        config |= {
-            "heartbeat.interval.ms": int(HEARTBEAT_MS),
-            "partition.assignment.strategy": "cooperative-sticky",
-        }
-    stopping = threading.Event()
-    held: dict[int, int] = {}
-    leaving = threading.Event()
-
-    def member(number: int) -> None:
-        consumer = Consumer(config)
-        consumer.subscribe([name])
-        while not stopping.is_set() and not (number == 0 and leaving.is_set()):
-            consumer.poll(0.02)
-            held[number] = len(consumer.assignment())
-        held.pop(number, None)
-        consumer.close()
-
-    threads = [threading.Thread(target=member, args=(number,)) for number in range(REBALANCE_MEMBERS)]
-
-    def settled(members: int) -> bool:
-        counts = list(held.values())
-        return len(counts) == members and sum(counts) == REBALANCE_PARTITIONS and min(counts) > 0
-
-    try:
-        for thread in threads:
-            thread.start()
-        _until(lambda: settled(REBALANCE_MEMBERS))
+    with topic(system, LOADED_PARTITIONS) as name:
+        connection = Connection(system.bootstrap)
+        find_coordinator(connection, group)
+        for number in range(LOADED_COMMITS // LOADED_PARTITIONS):
+            body = commit_body(group, name, range(LOADED_PARTITIONS), number)
+            while connection.call(Api.OFFSET_COMMIT, COMMIT_VERSION, body).topics[0].partitions[0].error_code:
+                time.sleep(0.1)
+        connection.socket.close()
+        system.stop()
+        system.launch()
+        connection = _connected(system.bootstrap)
         begun_s = time.monotonic()
-        leaving.set()
-        _until(lambda: settled(REBALANCE_MEMBERS - 1))
-        return time.monotonic() - begun_s
-    finally:
-        stopping.set()
-        for thread in threads:
-            thread.join(WAIT_S)
+        asked = {"group_id": group, "topics": [{"name": name, "partition_indexes": [0]}]}
+        while (reply := connection.call(Api.OFFSET_FETCH, 7, asked)).error_code:
+            assert time.monotonic() < begun_s + WAIT_S, f"not loaded: {reply.error_code}"
+        took_s = time.monotonic() - begun_s
+        connection.socket.close()
+        committed = reply.topics[0].partitions[0].committed_offset
+        assert committed == LOADED_COMMITS // LOADED_PARTITIONS - 1, committed
+        system.wait()
+    return {"100 000 commits loaded s": took_s}
 
 
-def _until(holds: Callable[[], bool]) -> None:
+def _connected(bootstrap: str) -> Connection:
+    """A connection to a broker that is starting: made as soon as it takes one and answers on it."""
     deadline_s = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline_s, "the group does not settle"
-        time.sleep(0.005)
+    while True:
+        try:
+            connection = Connection(bootstrap)
+            connection.call(Api.API_VERSIONS, 0, {})
+        except OSError:
+            assert time.monotonic() < deadline_s, "the broker does not come back"
+            time.sleep(0.002)
+        else:
+            return connection
 
 
-def _alone(work: Callable[[System, Scale], Numbers]) -> Callable[[type[System], Scale], Numbers]:
+def alone(work: Callable[[System, Scale], Numbers]) -> Callable[[type[System], Scale], Numbers]:
     """On a broker of its own, whose first rebalances wait only as long as members that come together need."""
 
     def run(kind: type[System], scale: Scale) -> Numbers:
@@ -261,7 +262,7 @@ def _alone(work: Callable[[System, Scale], Numbers]) -> Callable[[type[System], 
 
 
 GROUPS: dict[str, Callable[[type[System], Scale], Numbers]] = {
-    "commits": _alone(commits),
-    "heartbeats": _alone(heartbeats),
-    "rebalance": _alone(rebalance),
+    "commits": alone(commits),
+    "heartbeats": alone(heartbeats),
+    "loading": alone(loading),
 }

@@ -10,6 +10,7 @@ from benchmarks.report import CLUSTER_MEASURES, MEASURES, Measure, Row, chart, m
 
 MORE = Measure("rate", "rate (msg/s)", True, ratio_aim=1.5, digits=0)
 LESS = Measure("cpu", "cpu (s)", False, ratio_aim=0.5)
+BOTH = Measure("rate", "rate (a second)", True, ratio_aim=1.0, value_aim=20_000.0)
 AT_MOST = Measure("start", "start (s)", False, value_aim=0.5)
 
 
@@ -24,6 +25,13 @@ def test_an_aim_is_met_in_the_direction_that_is_better() -> None:
     assert Row(LESS, [5.1], [10.0]).met is False
     assert Row(AT_MOST, [0.5], []).met is True
     assert Row(AT_MOST, [0.6], [9.0]).met is False
+
+
+def test_a_measure_with_two_aims_has_to_reach_both() -> None:
+    assert Row(BOTH, [20_000.0], [10_000.0]).met is True
+    assert Row(BOTH, [19_999.0], [10_000.0]).met is False
+    assert Row(BOTH, [30_000.0], [40_000.0]).met is False
+    assert Row(BOTH, [], []).aim == "≥ 1 ×, ≥ 20 000"
 
 
 def test_without_kafka_a_ratio_cannot_be_told() -> None:
