@@ -87,8 +87,12 @@ class Confluent(Member):
                         raise KafkaException(message.error())
                     continue
                 self.seen.append((message.partition(), message.offset()))
+                self.handled(consumer, message)
         finally:
             consumer.close()
+
+    def handled(self, consumer: Any, message: Any) -> None:
+        """A record is read. What it brought is committed by the client itself, now and then."""
 
 
 class ConfluentConsumer(Confluent):
