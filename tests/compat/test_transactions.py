@@ -171,6 +171,58 @@ def test_offsets_are_committed_with_the_transaction_or_not_at_all(
     assert committed(bootstrap, target) == [b"0", b"1", b"2", b"3"]
 
 
+def committed_offset(bootstrap: str, group: str, topic: str) -> int:
+    consumer = Consumer({**QUIET, "bootstrap.servers": bootstrap, "group.id": group})
+    [where] = consumer.committed([TopicPartition(topic, 0)], timeout=WAIT_S)
+    consumer.close()
+    return int(where.offset)
+
+
+def test_kafka_python_commits_offsets_with_the_transaction(bootstrap: str, make_topic: MakeTopic) -> None:
+    from kafka import KafkaProducer
+    from kafka import TopicPartition as Where
+    from kafka.structs import OffsetAndMetadata
+
+    source, target, group = make_topic(), make_topic(), new_id("group")
+    producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=new_id())
+    producer.init_transactions()
+    for offset, value in ((3, b"kept"), (5, b"dropped")):
+        producer.begin_transaction()
+        producer.send(target, value).get(WAIT_S)
+        producer.send_offsets_to_transaction({Where(source, 0): OffsetAndMetadata(offset, "", -1)}, group)
+        if offset == 3:
+            producer.commit_transaction()
+        else:
+            producer.abort_transaction()
+    producer.close()
+    assert committed_offset(bootstrap, group, source) == 3
+    assert committed(bootstrap, target) == [b"kept"]
+
+
+def test_aiokafka_commits_offsets_with_the_transaction(bootstrap: str, make_topic: MakeTopic) -> None:
+    from aiokafka import AIOKafkaProducer
+    from aiokafka import TopicPartition as Where
+
+    source, target, group = make_topic(), make_topic(), new_id("group")
+
+    async def run() -> None:
+        producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=new_id())
+        await producer.start()
+        for offset, value in ((3, b"kept"), (5, b"dropped")):
+            await producer.begin_transaction()
+            await producer.send_and_wait(target, value)
+            await producer.send_offsets_to_transaction({Where(source, 0): offset}, group)
+            if offset == 3:
+                await producer.commit_transaction()
+            else:
+                await producer.abort_transaction()
+        await producer.stop()
+
+    asyncio.run(run())
+    assert committed_offset(bootstrap, group, source) == 3
+    assert committed(bootstrap, target) == [b"kept"]
+
+
 def test_kafka_python_commits_and_aborts(bootstrap: str, make_topic: MakeTopic) -> None:
     from kafka import KafkaProducer
 
