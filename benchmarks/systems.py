@@ -19,6 +19,9 @@ from pathlib import Path
 
 START_S = 120.0
 PORT_LOWEST = 17_000
+PREPARES_MAX = 3
+"""How often Kafka is set up anew: it draws an id for the cluster, and its tools take one that begins with - for an option.
+"""
 
 
 class Unavailable(Exception):
@@ -188,7 +191,14 @@ class Kafka(System):
 
     def prepare(self) -> None:
         more = [word for key, value in self.settings.items() for word in ("--set", f"{key}={value}")]
-        self.call("up", "--brokers", str(self.brokers), "--port", str(self.port), *more)
+        for tries in range(PREPARES_MAX):
+            try:
+                self.call("up", "--brokers", str(self.brokers), "--port", str(self.port), *more)
+                return
+            except subprocess.CalledProcessError as error:
+                self.call("down")
+                if tries == PREPARES_MAX - 1:
+                    raise Unavailable(f"{self.name} did not start; see {self.directory}") from error
 
     def start(self) -> "System":
         self.prepare()  # the launcher's `up` also starts it
