@@ -6,7 +6,6 @@ systems have, names the topic. The segment that is written to is not cleaned and
 """
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 KEYS = 1_000_000
 KEY_STEP = 617_051  # shares no factor with KEYS: all of them, in no order
-SEGMENT_BYTES = 16 << 20
+SEGMENTS = 4  # in the smaller log
 CHECKPOINT = "cleaner-offset-checkpoint"
 LAG = "min.compaction.lag.ms"
 FAR_MS = "1000000000"
@@ -37,8 +36,8 @@ def compaction(kind: type[System], scale: Scale) -> Numbers:
     try:
         system.start()
         admin = AdminClient({"bootstrap.servers": system.bootstrap, **QUIET})
-        first_bytes = _fill(system, admin, "first", scale.records)
-        _fill(system, admin, "second", 2 * scale.records)
+        first_bytes = _fill(system, admin, "first", scale, 1)
+        _fill(system, admin, "second", scale, 4)
         begun_s, begun_cpu_s = time.monotonic(), system.cpu_s()
         _let_clean(admin, "first")
         while not _is_cleaned(system, "first"):
@@ -59,8 +58,8 @@ def compaction(kind: type[System], scale: Scale) -> Numbers:
     }
 
 
-def _lines(count: int) -> Path:
-    path = Path(tempfile.gettempdir()) / f"headrace-bench-keys-{count}.txt"
+def _lines(system: System, count: int) -> Path:
+    path = system.directory / "keys.txt"
     if not path.exists():
         value = "x" * (RECORD_BYTES - 8)
         with path.open("w") as out:
@@ -71,22 +70,24 @@ def _lines(count: int) -> Path:
     return path
 
 
-def _fill(system: System, admin: "AdminClient", name: str, count: int) -> int:
-    """A compacted topic, and the bytes of it that may be cleaned."""
+def _fill(system: System, admin: "AdminClient", name: str, scale: Scale, times: int) -> int:
+    """A compacted topic, filled several times over, and the bytes of it that may be cleaned."""
     from confluent_kafka.admin import NewTopic
 
     config = {
         "cleanup.policy": "compact",
-        "segment.bytes": str(SEGMENT_BYTES),
+        "segment.bytes": str(scale.records * RECORD_BYTES // SEGMENTS),
         "min.cleanable.dirty.ratio": "0.01",
         LAG: FAR_MS,
     }
     admin.create_topics([NewTopic(name, 1, system.replicas, config=config)])[name].result(60)
     settings = ["-X", "linger.ms=5", "-X", "batch.size=1000000", "-X", "queue.buffering.max.messages=1000000"]
-    kcat("-P", "-b", system.bootstrap, "-t", name, "-K", "\t", *settings, "-l", str(_lines(count)))
+    lines = str(_lines(system, scale.records))
+    for _ in range(times):
+        kcat("-P", "-b", system.bootstrap, "-t", name, "-K", "\t", *settings, "-l", lines)
     segments = sorted(system.directory.glob(f"**/{name}-0/*.log"))
     if len(segments) < 2:
-        raise Unavailable(f"{count} records are too few to be compacted")
+        raise Unavailable(f"{scale.records} records are too few to be compacted")
     return sum(path.stat().st_size for path in segments[:-1])
 
 

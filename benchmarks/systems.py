@@ -20,8 +20,7 @@ from pathlib import Path
 START_S = 120.0
 PORT_LOWEST = 17_000
 PREPARES_MAX = 3
-"""How often Kafka is set up anew: it draws an id for the cluster, and its tools take one that begins with - for an option.
-"""
+"""How often Kafka is set up anew: the id drawn for a cluster may begin with -, which its tools take for an option."""
 
 
 class Unavailable(Exception):

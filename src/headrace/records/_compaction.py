@@ -12,6 +12,8 @@ Callers: `codec` chooses between the two, the cleaner imports from there.
 """
 
 from array import array
+from contextlib import suppress
+from mmap import mmap
 
 from headrace.base.errors import ErrorCode, KafkaError
 
@@ -22,6 +24,7 @@ if _NEVER:
 else:
     from headrace.records import without_cython as cython
 
+MADV_HUGEPAGE = 14
 SLOT_BYTES = 24
 _SLOT_WORDS = 3
 
@@ -44,6 +47,14 @@ _NO_RUNS = array("q", [0])
 
 def _invalid() -> KafkaError:
     return KafkaError(ErrorCode.CORRUPT_MESSAGE, "the records of a batch in the log are malformed")
+
+
+def _zeroed(size: int) -> memoryview:
+    """Memory for a table, in large pages where there are some: its slots are asked for in no order at all."""
+    memory = mmap(-1, size)
+    with suppress(AttributeError, OSError):  # not on every system
+        memory.madvise(MADV_HUGEPAGE)
+    return memoryview(memory).cast("Q")
 
 
 class _Records:
@@ -123,7 +134,7 @@ class KeyMap:
     def __init__(self, slot_count: int, entries_max: int) -> None:
         if not 1 <= entries_max < slot_count:
             raise ValueError("a map needs a free slot to end a search at")
-        self.store = array("Q", [0]) * (slot_count * _SLOT_WORDS)
+        self.store = _zeroed(slot_count * SLOT_BYTES)
         self.slots = self.store
         self.slot_count = slot_count
         self.entries_max = entries_max
