@@ -105,7 +105,7 @@ def new_topic(system: System, name: str, partitions: int = 1, replicas: list[int
     if replicas is None:
         topic = NewTopic(name, partitions, 3, config=config)
     else:
-        topic = NewTopic(name, replica_assignment=[replicas], config=config)
+        topic = NewTopic(name, 1, replica_assignment=[replicas], config=config)
     admin.create_topics([topic])[name].result(120)
     await_in_sync(system, name)
 
