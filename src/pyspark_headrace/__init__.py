@@ -5,24 +5,32 @@ Owns nothing but the way from Spark's names to the readers and writers of `headr
 
 from collections.abc import MutableMapping
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-)
-from pyspark.sql.types import StructType
+import pyspark
 
-from headrace.pipeline.options import OptionError, parse_source_options
-from headrace.pipeline.sink import BatchWriter, StreamWriter, parse_sink_options
-from headrace.pipeline.source import (
-    SCHEMA,
-    SCHEMA_WITH_HEADERS,
-    BatchReader,
-    FilteringBatchReader,
-    StreamReader,
-)
+try:
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+    from headrace.pipeline.options import OptionError, parse_source_options
+    from headrace.pipeline.sink import BatchWriter, StreamWriter, parse_sink_options
+    from headrace.pipeline.source import (
+        SCHEMA,
+        SCHEMA_WITH_HEADERS,
+        BatchReader,
+        FilteringBatchReader,
+        StreamReader,
+    )
+except ImportError as error:
+    raise ImportError(
+        f"headrace needs pyspark 4.2 or newer and pyarrow, this is pyspark {pyspark.__version__}: {error}. "
+        "pip install 'headrace[spark]' has what fits."
+    ) from error
 
 
 class DefaultSource(DataSource):

@@ -82,8 +82,8 @@ class Catalog:
         return {name: topic_id.hex() if any(topic_id) else "" for name, topic_id in ids.items()}
 
     async def _all_names(self, reader: ArrowReader) -> list[str]:
-        await reader.cluster.describe(None)
-        return [name for name, info in reader.cluster.topics.items() if not info.internal]
+        reply = await reader.cluster.describe(None)  # what was learned before may be of topics that are gone
+        return [topic.name for topic in reply.topics if not topic.is_internal and topic.error_code == 0]
 
     async def _describe(self, reader: ArrowReader, names: list[str]) -> dict[str, list[int]]:
         for name in names:

@@ -6,10 +6,13 @@ what both share, by the sink.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final, TypeAlias
+
+from headrace.client.config import consumer_config
+from headrace.client.errors import ConfigError
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -193,7 +196,16 @@ def consumer_keys(given: Mapping[str, str], what: str) -> dict[str, str]:
             found[key] = value
     if "bootstrap.servers" not in found:
         raise OptionError(f"Option 'kafka.bootstrap.servers' must be specified for configuring {what}.")
+    check_client(consumer_config, found)
     return found
+
+
+def check_client(read: Callable[[Mapping[str, object]], object], keys: Mapping[str, str]) -> None:
+    """Refuse client settings that cannot be, before anything is asked of a broker. Raises OptionError."""
+    try:
+        read(keys)
+    except ConfigError as error:
+        raise OptionError(f"Kafka option {error.message}; {error.hint}") from None
 
 
 class _Given:
