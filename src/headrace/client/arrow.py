@@ -14,7 +14,6 @@ from headrace.records.columns import Columns, Rows, Source
 
 try:
     import pyarrow as pa
-    import pyarrow.compute as pc
 except ImportError as error:  # pragma: no cover - depends on the installation
     raise ClientError("pyarrow is not installed", "pip install 'headrace[arrow]'") from error
 
@@ -140,6 +139,8 @@ def partitions_of(batch: Any, name: str = "partition") -> memoryview | None:
     """The partition column as 32-bit numbers, -1 for null; None when there is no such column."""
     if name not in batch.schema.names:
         return None
+    import pyarrow.compute as pc  # a third of a second of a new worker's start, and readers never need it
+
     array = pc.fill_null(_single(batch.column(name)).cast(pa.int32()), -1)
     # A negative number is a mistake, but -1 means "none" to the codec: keep the mistake apart.
     array = pc.if_else(
@@ -200,6 +201,8 @@ def _numbers(array: Any, width: int) -> memoryview:
 def _header_sources(array: Any) -> tuple[memoryview | None, Source | None, Source | None]:
     if array is None or pa.types.is_null(array.type):
         return None, None, None
+    import pyarrow.compute as pc
+
     pairs = array.type.value_type if pa.types.is_list(array.type) else None
     if pairs is None or not pa.types.is_struct(pairs) or {f.name for f in pairs} != {"key", "value"}:
         raise ClientError(

@@ -30,8 +30,8 @@ from headrace.records.columns import add_batch
 from headrace.wire.apis import Api
 from headrace.wire.messages import Message
 
-ROWS_PER_BATCH_MAX = 65_536
-BYTES_PER_BATCH_MAX = 16 * 1024 * 1024
+ROWS_PER_BATCH_MAX = 16_384
+BYTES_PER_BATCH_MAX = 4 * 1024 * 1024
 FETCH_BYTES = 8 * 1024 * 1024
 PURPOSE = "ranges"
 FETCH_BY_NAME_HIGHEST = 12

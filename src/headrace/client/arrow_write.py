@@ -28,7 +28,7 @@ from headrace.records.batch import SEQUENCE_MAX
 from headrace.records.columns import build_batch_of_rows
 from headrace.wire.apis import Api
 
-BATCH_BYTES: Final = 512 * 1024
+BATCH_BYTES: Final = 1_000_000  # below the default max.message.bytes: few batches cost both sides least
 REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
 PRODUCE_HIGHEST: Final = 11  # from 12 on a broker takes a transactional produce for the newer protocol
 TRANSACTION_TIMEOUT_MS: Final = 15 * 60 * 1000
@@ -72,7 +72,7 @@ class ArrowWriter:
         self.cluster = Cluster(self.config)
         self.coordination = Coordination(self.cluster, self.config.max_block_ms)
         self.rows_written = 0
-        self.digest = 0
+        self.digest = 0  # of the rows of a transaction, so that a replay can be told from something else
         self._transactional_id = transactional_id
         self._transaction_timeout_ms = transaction_timeout_ms
         self._batch_bytes = min(max(self.config.batch_size, BATCH_BYTES), self.config.max_request_size)
@@ -119,6 +119,7 @@ class ArrowWriter:
         for batch in batches:
             if batch.num_rows:
                 rows = rows_of(batch, key=key, value=value, headers=headers, timestamp=timestamp)
+                rows.digests = self._transactional_id is not None
                 await self._send(topic, count, rows, partitions_of(batch, partition))
                 self.rows_written += batch.num_rows
                 self.digest = (self.digest + rows.content_digest) & (2**64 - 1)

@@ -21,7 +21,7 @@ from headrace.client.cluster import Cluster
 from headrace.client.config import producer_config
 from headrace.pipeline.committer import Committer
 from headrace.pipeline.ledger import Entry, Ledger
-from headrace.pipeline.options import SINK_WORDS, OptionError, check_options
+from headrace.pipeline.options import SINK_WORDS, OptionError, check_client, check_options
 from headrace.pipeline.sink_task import SinkTask, TaskIdentity
 
 IDS_PER_SLOT = 16
@@ -123,14 +123,19 @@ class _Writer:
 
     def __init__(self, options: SinkOptions, schema: StructType, job: str) -> None:
         check_sink_schema(schema, options.topic)
-        producer_config(options.producer)
+        check_client(producer_config, options.producer)
         self._options = options
         self._job = job  # stands for the query where there is none: a batch write
+
+    def step(self, name: str) -> None:
+        """A numbered step of a batch was reached. Tests kill processes here."""
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """One task, on an executor."""
         options = self._options
-        task = SinkTask(options.producer, options.topic, options.ledger_topic, options.transaction_timeout_ms)
+        task = SinkTask(
+            options.producer, options.topic, options.ledger_topic, options.transaction_timeout_ms, self.step
+        )
         if not options.exactly_once:
             return Written("", "", asyncio.run(task.write_at_least_once(iterator)), None)
         who = self._identity()
@@ -163,8 +168,14 @@ class _Writer:
         cluster = Cluster(config)
         try:
             calls = Coordination(cluster, config.max_block_ms)
-            ledger = Ledger(calls, one.sink, self._options.ledger_topic, self._options.transaction_timeout_ms)
-            committer = Committer(calls, ledger, one.run)
+            ledger = Ledger(
+                calls,
+                one.sink,
+                self._options.ledger_topic,
+                self._options.transaction_timeout_ms,
+                self.step,
+            )
+            committer = Committer(calls, ledger, one.run, self.step)
             if commit:
                 await committer.commit(batch, entries)
             else:

@@ -10,12 +10,12 @@ never ends another's transaction; ids are used again by later batches, so there 
 writer inside a Spark task; tests call it without Spark.
 """
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.client.arrow_write import ArrowWriter
 from headrace.pipeline.committer import ends, recover
@@ -86,7 +86,9 @@ class SinkTask:
         return writer.rows_written
 
     async def _write(self, writer: ArrowWriter, batches: Iterable[Any]) -> None:
-        for batch in batches:
+        rows = iter(batches)
+        # Spark's rows are waited for in a thread, so that what was written before goes on to the brokers meanwhile.
+        while (batch := await asyncio.to_thread(next, rows, None)) is not None:
             if batch.num_rows == 0:
                 continue
             self.step("task: rows")
@@ -101,6 +103,8 @@ class SinkTask:
             raise OptionError(
                 "null topic present in the data. Use the topic option for setting a default topic."
             )
+        import pyarrow.compute as pc
+
         names = pc.unique(column).to_pylist()
         if len(names) == 1:
             return [(names[0], batch)]
