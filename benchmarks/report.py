@@ -119,6 +119,25 @@ COMPACTION_MEASURES = (
     Measure("produce p99 compacting ms", "the same during a compaction (ms)", False),
     Measure("produce p99 of its idle value", "as a multiple of idle", False, value_aim=2.0),
 )
+# Of Spark: what is called Kafka in the results is Spark's own connector there.
+SPARK_MEASURES = (
+    Measure("spark read rows/s", "read, count and sum of lengths (rows/s)", True, 3.0, digits=0),
+    Measure("spark read cpu s/M", "its CPU (s per million rows)", False),
+    Measure("spark read picked rows/s", 'the same with `.schema("value binary")` (rows/s)', True, digits=0),
+    Measure("spark read picked cpu s/M", "its CPU (s per million rows)", False),
+    Measure("spark json rows/s", "read, value parsed from JSON (rows/s)", True, 1.5, digits=0),
+    Measure("spark json cpu s/M", "its CPU (s per million rows)", False),
+    Measure("spark json picked rows/s", 'the same with `.schema("value binary")` (rows/s)', True, digits=0),
+    Measure("spark json picked cpu s/M", "its CPU (s per million rows)", False),
+    Measure("spark write rows/s", "write, at least once (rows/s)", True, 1.5, digits=0),
+    Measure("spark write cpu s/M", "its CPU (s per million rows)", False),
+    Measure(
+        "spark write once rows/s", "write, exactly once beside at least once (rows/s)", True, 1.0, digits=0
+    ),
+    Measure("spark write once cpu s/M", "its CPU (s per million rows)", False),
+    Measure("spark stream p50 ms", "topic to topic at 1 000 rows/s, p50 (ms)", False, 1.0, digits=0),
+    Measure("spark stream p99 ms", "topic to topic at 1 000 rows/s, p99 (ms)", False, digits=0),
+)
 
 
 @dataclass(frozen=True)
@@ -183,7 +202,7 @@ def rows_of(results: Results) -> list[Row]:
     """A row for every measure that was taken."""
     rows = [
         Row(m, *(results.get(system, {}).get(m.key, []) for system in ("Headrace", "Kafka", "Sink")))
-        for m in (*MEASURES, *CLUSTER_MEASURES, *COMPACTION_MEASURES)
+        for m in (*MEASURES, *CLUSTER_MEASURES, *COMPACTION_MEASURES, *SPARK_MEASURES)
     ]
     return [row for row in rows if row.headrace or row.kafka]
 
@@ -199,14 +218,14 @@ def machine() -> str:
     return f"{os.cpu_count()} cores {model}, {memory_gb:.0f} GB, {system}"
 
 
-def markdown(results: Results, runs: int) -> str:
+def markdown(results: Results, runs: int, peer: str = "Kafka") -> str:
     """The table for the README, with machine and date."""
     rows = rows_of(results)
     limits = any(row.sink for row in rows)
     out = [
         f"{date.today().isoformat()}, {machine()}. Median of {runs} runs, alternating (lowest to highest).",
         "",
-        "| | Headrace | Kafka | Headrace / Kafka | aim | |" + (" stores nothing |" if limits else ""),
+        f"| | Headrace | {peer} | Headrace / {peer} | aim | |" + (" stores nothing |" if limits else ""),
         "|---|---:|---:|---:|---|---|" + ("---:|" if limits else ""),
     ]
     for row in rows:
@@ -223,7 +242,7 @@ FONT = 'font-family="sans-serif" font-size="12"'
 BAR_HEIGHT, BAR_GAP, LEFT, RIGHT, TOP = 16, 8, 300, 560, 46
 
 
-def chart(results: Results) -> str:
+def chart(results: Results, peer: str = "Kafka") -> str:
     """An SVG: for each measure how many times better Headrace did, on a logarithmic scale around "the same"."""
     gains = [
         (row.measure.words, row.ratio if row.measure.more_is_better else 1 / row.ratio)
@@ -243,7 +262,7 @@ def chart(results: Results) -> str:
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{height}" {FONT}>',
         '<rect width="100%" height="100%" fill="#ffffff"/>',
-        f'<text x="{middle}" y="18" text-anchor="middle" font-weight="bold">times better than Kafka</text>',
+        f'<text x="{middle}" y="18" text-anchor="middle" font-weight="bold">times better than {peer}</text>',
         f'<text x="{middle}" y="36" text-anchor="middle" fill="#666666">same</text>',
         f'<line x1="{middle}" y1="{TOP - 6}" x2="{middle}" y2="{height - 6}" stroke="#999999"/>',
     ]
@@ -252,7 +271,7 @@ def chart(results: Results) -> str:
         y = TOP + i * (BAR_HEIGHT + BAR_GAP)
         begin, end = sorted((middle, place(gain)))
         colour = "#2a7f62" if gain >= 1 else "#c0504d"
-        own = not words.startswith("its broker CPU")
+        own = not words.startswith(("its broker CPU", "its CPU"))
         words_before = words.split(" (")[0] if own else words_before
         label = words_before if own else f"{words_before}: CPU"
         out.append(f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end">{escape(label)}</text>')
@@ -263,7 +282,7 @@ def chart(results: Results) -> str:
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
-def record(results: Results, runs: int, name: str = "latest") -> None:
+def record(results: Results, runs: int, name: str = "latest", peer: str = "Kafka") -> None:
     """Write the numbers, the chart and the table of the README that has this name.
 
     What was recorded on this day and machine before, and not measured again, stays.
@@ -276,10 +295,10 @@ def record(results: Results, runs: int, name: str = "latest") -> None:
             for system in {**before["results"], **results}
         }
     file.write_text(json.dumps({**taken, "runs": runs, "results": results}, indent=1) + "\n")
-    if drawn := chart(results):
+    if drawn := chart(results, peer):
         (FOLDER / f"{name}.svg").write_text(drawn)
     page = FOLDER / "README.md"
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     head, rest = page.read_text().split(begin, 1)
-    picture = f"\n\n![times better than Kafka]({name}.svg)" if drawn else ""
-    page.write_text(f"{head}{begin}{markdown(results, runs)}{picture}\n{end}{rest.split(end, 1)[1]}")
+    picture = f"\n\n![times better than {peer}]({name}.svg)" if drawn else ""
+    page.write_text(f"{head}{begin}{markdown(results, runs, peer)}{picture}\n{end}{rest.split(end, 1)[1]}")
