@@ -5,11 +5,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from headrace.testing import Broker
+
+if TYPE_CHECKING:
+    from tests.pipeline.readers import OpenStream
 
 SESSION_CONFIG = {
     "spark.ui.enabled": "false",
@@ -42,13 +45,18 @@ def broker() -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
-    """The one session of this process."""
+def spark_allowed() -> None:
+    """Skips what starts Spark where it cannot run, or where nobody asked for it."""
     if os.environ.get("HEADRACE_SPARK") != "1":
         pytest.skip("a Spark session takes its time: make testspark runs these")
     missing = missing_for_spark()
     if missing is not None:
         pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def spark(spark_allowed: None) -> Iterator[Any]:
+    """The one session of this process."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -61,3 +69,20 @@ def spark() -> Iterator[Any]:
     session = builder.getOrCreate()
     yield session
     session.stop()
+
+
+@pytest.fixture
+def open_stream() -> Iterator["OpenStream"]:
+    """Opens stream readers, and stops them as Spark does."""
+    from headrace.pipeline.source import SCHEMA
+    from tests.pipeline.readers import schema_of, source
+
+    opened: list[Any] = []
+
+    def open_one(broker: Broker, topic: str, **options: str) -> Any:
+        opened.append(source(broker, topic, **options).streamReader(schema_of(SCHEMA)))
+        return opened[-1]
+
+    yield open_one
+    for reader in opened:
+        reader.stop()

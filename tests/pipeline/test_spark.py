@@ -66,24 +66,6 @@ def test_a_topic_is_a_table(spark: Any, broker: Broker) -> None:
         ).load().count()
 
 
-def test_sparks_own_connector_sees_the_same_rows(spark: Any, broker: Broker) -> None:
-    if "spark.jars" not in {name for name, _ in spark.sparkContext.getConf().getAll()}:
-        pytest.skip("no jars of Spark's own connector: name them in HEADRACE_SPARK_KAFKA_JARS")
-    mixed(broker, "oracle")
-    for more in (
-        {},
-        {"includeHeaders": "true"},
-        {"startingOffsets": '{"oracle":{"0":5,"1":-2,"2":7}}'},
-        {"endingOffsets": '{"oracle":{"0":50,"1":-1,"2":0}}'},
-        {"startingTimestamp": "0"},
-        {"minPartitions": "7"},
-        {"kafka.isolation.level": "read_committed"},
-    ):
-        given = options(broker, subscribe="oracle", **more)
-        ours, theirs = (rows_of(spark, form, given) for form in ("headrace", "kafka"))
-        assert ours == theirs, more
-
-
 def test_rows_reach_a_topic_once_over_a_failed_task_and_a_replayed_batch(
     spark: Any, broker: Broker, tmp_path: Path
 ) -> None:
