@@ -2,7 +2,7 @@ PY := .venv/bin/python
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: testspark help setup demo chaos sim test lint format bench docs pins clean
+.PHONY: testspark chaosspark help setup demo chaos sim test lint format bench docs pins clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -33,8 +33,12 @@ test: lint  ## Everything that must hold: lint, unit, property and integration t
 	$(PY) -m pytest -n $(JOBS) --dist worksteal
 
 testspark: setup  ## The tests that need Spark and Java: installs pyspark into .venv, and Java where it may
-	@scripts/setup-spark
+	@scripts/setup-spark connect
 	HEADRACE_SPARK=1 $(PY) -m pytest tests/pipeline
+
+chaosspark: setup  ## Real Spark drivers killed at each step of a batch and at random moments: KILLS=100 SEED=...
+	@scripts/setup-spark
+	$(PY) -m tests.pipeline.spark_kills --random $(or $(KILLS),100) $(if $(SEED),--seed $(SEED))
 
 format: setup  ## Put the code into its format
 	$(PY) -m ruff check --fix .
