@@ -43,9 +43,11 @@ class Plan:
     def reached(self, name: str) -> None:
         with open(self.notes, "a") as notes:
             notes.write(f"{name}\n")
-        passed = Path(self.notes).read_text().splitlines()
-        if self.action and (len(passed) == self.at or (self.name == name and passed.count(name) == 1)):
-            Path(f"{self.notes}.done").write_text(name)
+        passed = len(Path(self.notes).read_text().splitlines())
+        due = 0 < self.at <= passed or self.name == name
+        done = Path(f"{self.notes}.done")
+        if self.action and due and _first(done):
+            done.write_text(name)
             if self.action == FAIL:
                 raise Planted(name)
             for victim in (*self.victims, os.getpid()):
