@@ -137,6 +137,12 @@ SPARK_MEASURES = (
     Measure("spark write once cpu s/M", "its CPU (s per million rows)", False),
     Measure("spark stream p50 ms", "topic to topic at 1 000 rows/s, p50 (ms)", False, 1.0, digits=0),
     Measure("spark stream p99 ms", "topic to topic at 1 000 rows/s, p99 (ms)", False, digits=0),
+    Measure(
+        "spark stream once p50 ms", "the same, exactly once beside at least once, p50 (ms)", False, digits=0
+    ),
+    Measure(
+        "spark stream once p99 ms", "the same, exactly once beside at least once, p99 (ms)", False, digits=0
+    ),
 )
 
 
