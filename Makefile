@@ -34,7 +34,7 @@ test: lint  ## Everything that must hold: lint, unit, property and integration t
 
 testspark: setup  ## The tests that need Spark and Java: installs pyspark into .venv, and Java where it may
 	@scripts/setup-spark connect
-	HEADRACE_SPARK=1 $(PY) -m pytest tests/pipeline
+	HEADRACE_SPARK=1 $(PY) -m pytest tests/pipeline tests/compat/test_spark_connector.py
 
 chaosspark: setup  ## Real Spark drivers killed at each step of a batch and at random moments: KILLS=100 SEED=...
 	@scripts/setup-spark

@@ -1,8 +1,6 @@
 """One broker and, where pyspark and Java are there, one Spark session for the tests of the pipeline."""
 
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -10,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.testing import Broker
+from tests.pipeline.presence import why_no_spark
 
 if TYPE_CHECKING:
     from tests.pipeline.readers import OpenStream
@@ -26,18 +25,6 @@ SESSION_CONFIG = {
 }
 
 
-def missing_for_spark() -> str | None:
-    """What keeps Spark from running here, in a word for the person who reads the report."""
-    try:
-        import pyspark  # noqa: F401
-    except ImportError:
-        return "pyspark is not installed: make testspark installs it"
-    if shutil.which("java") is None:
-        return "no Java found: install a runtime of version 17 (Debian: apt install openjdk-17-jre-headless)"
-    found = subprocess.run(["java", "-version"], capture_output=True, check=False)
-    return None if found.returncode == 0 else "java does not run here"
-
-
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
     with Broker() as running:
@@ -47,11 +34,8 @@ def broker() -> Iterator[Broker]:
 @pytest.fixture(scope="session")
 def spark_allowed() -> None:
     """Skips what starts Spark where it cannot run, or where nobody asked for it."""
-    if os.environ.get("HEADRACE_SPARK") != "1":
-        pytest.skip("a Spark session takes its time: make testspark runs these")
-    missing = missing_for_spark()
-    if missing is not None:
-        pytest.skip(missing)
+    if (reason := why_no_spark()) is not None:
+        pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
