@@ -76,8 +76,9 @@ class Catalog:
         return sorted(TopicPartition(name, n) for name, numbers in counts.items() for n in numbers)
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
-        """The ids of topics that were asked about before, as text; empty where a broker has none."""
-        assert self._reader is not None
+        """The ids of topics that were asked about before, as text; empty where nobody asked or a broker has none."""
+        if self._reader is None:
+            return dict.fromkeys(names, "")
         ids = {name: self._reader.cluster.topic_id(name) for name in names}
         return {name: topic_id.hex() if any(topic_id) else "" for name, topic_id in ids.items()}
 

@@ -203,8 +203,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reported
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 (Spark's name)
-        begin = self._restore(start)
         found = self._catalog.partitions()
+        begin = self._restore(start)
         end = self._catalog.latest(found)
         if self._target is not None:
             end = {p: min(offset, self._target[p]) for p, offset in end.items() if p in self._target}
@@ -268,6 +268,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._catalog.partitions()  # topics may be others by now
         begin, until = self._restore(start), self._restore(end)
         earliest = self._catalog.earliest(until)
         ranges = []
@@ -314,15 +315,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"version": CHECKPOINT_VERSION, "topics": topics}
 
     def _restore(self, saved: dict[str, Any]) -> Offsets:
-        """The offsets of a checkpoint; those of a topic that is another one now begin again, if that is allowed."""
+        """The offsets of a checkpoint; those of a topic that is another one now begin again, if that is allowed.
+
+        What is now is what the catalog was told last.
+        """
         if saved.get("version") != CHECKPOINT_VERSION or not isinstance(saved.get("topics"), dict):
             raise OptionError(
                 f"The checkpoint holds offsets that this source did not write: {json.dumps(saved)[:200]}. Offsets of "
                 "Spark's own 'kafka' format can be given as 'startingOffsets' to a query with a new checkpoint."
             )
-        names = list(saved["topics"])
-        self._catalog.partitions()
-        ids = self._catalog.topic_ids(names)
+        ids = self._catalog.topic_ids(saved["topics"])
         found: Offsets = {}
         for name, topic in saved["topics"].items():
             was, now = topic["id"], ids[name]
