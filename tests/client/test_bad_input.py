@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace import Admin, Consumer, KafkaError, NewTopic, Producer, TopicPartition
+from headrace import Admin, Consumer, ErrorCode, KafkaError, NewTopic, Producer, TopicPartition
 from headrace.client.errors import (
     BufferFull,
     ConfigError,
@@ -15,8 +15,11 @@ from headrace.client.errors import (
     RecordTooLarge,
     SerializationFailed,
 )
+from headrace.client.retry import with_retries
 from headrace.serializers import Avro, JsonSchema
 from headrace.testing import Broker
+from tests.client.scripted_cluster import ScriptedCluster
+from tests.client.virtual_time import run_virtual
 from tests.testing.waiting import wait_until
 
 Run = Callable[..., Any]
@@ -160,3 +163,23 @@ def test_a_value_that_does_not_fit_its_schema_is_refused_before_it_is_sent(
             assert (await (await producer.send(topic, {"id": 7}))).offset == 0
 
     run(body())
+
+
+def test_a_cluster_that_answers_and_is_not_ready_yet_is_given_all_of_the_time() -> None:
+    """A new cluster creates the topic of its transactions first: three seconds, as for a wrong address, are too few."""
+
+    async def scenario() -> None:
+        loop, cluster = asyncio.get_running_loop(), ScriptedCluster()
+        producer = Producer(bootstrap_servers=cluster.bootstrap, connector=cluster.connect)
+        ready_s = loop.time() + 20
+
+        async def attempt() -> str:
+            if loop.time() < ready_s:
+                raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "not yet")
+            return "ready"
+
+        assert not producer.cluster.nodes, "nothing was asked before"
+        assert await with_retries(producer.cluster, 60_000, attempt) == "ready"
+        await producer.close()
+
+    run_virtual(scenario())

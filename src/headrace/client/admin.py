@@ -157,7 +157,8 @@ class Admin:
         reply = await self._controller_call(
             Api.CREATE_TOPICS, body, lambda r: [t.error_code for t in r.topics]
         )
-        return [_outcome(t.name, t.error_code, t.error_message) for t in reply.topics]
+        outcomes = [_outcome(t.name, t.error_code, t.error_message) for t in reply.topics]
+        return _in_order(outcomes, [topic.name for topic in topics])
 
     async def create_topic(self, topic: NewTopic, *, validate_only: bool = False) -> None:
         """Create one topic; KafkaError when it is refused."""
@@ -173,7 +174,8 @@ class Admin:
         reply = await self._controller_call(
             Api.DELETE_TOPICS, body, lambda r: [t.error_code for t in r.responses]
         )
-        return [_outcome(t.name, t.error_code, t.error_message) for t in reply.responses]
+        outcomes = [_outcome(t.name, t.error_code, t.error_message) for t in reply.responses]
+        return _in_order(outcomes, names)
 
     async def create_partitions(self, name: str, total: int, *, validate_only: bool = False) -> None:
         """Raise the number of partitions of a topic to `total`; KafkaError when it is refused."""
@@ -509,6 +511,13 @@ class Admin:
 def _outcome(name: str, code: int, message: str | None) -> Outcome:
     error = None if code == 0 else KafkaError(error_code(code), message or error_code(code).name)
     return Outcome(name, error)
+
+
+def _in_order(outcomes: list[Outcome], names: Sequence[str]) -> list[Outcome]:
+    """As they were asked for: a broker may answer in any order."""
+    return sorted(
+        outcomes, key=lambda outcome: names.index(outcome.name) if outcome.name in names else len(names)
+    )
 
 
 def _raise_first(outcomes: Sequence[Outcome], topic: str = "") -> None:

@@ -35,7 +35,7 @@ async def with_retries(cluster: Cluster, timeout_ms: int, attempt: Callable[[], 
             failures += 1
             if not _worth_retrying(error):
                 raise
-            if not cluster.nodes:
+            if not cluster.nodes and isinstance(error, Disconnected | RequestTimedOut):
                 deadline_s = min(deadline_s, started_s + FIRST_CONTACT_TIMEOUT_MS / 1000)
             wait_s = cluster.backoff.wait_ms(failures) / 1000
             if loop.time() + wait_s >= deadline_s:
@@ -64,6 +64,9 @@ def _out_of_time(cluster: Cluster, timeout_ms: int) -> KafkaError:
             f"no broker answered within {timeout_ms} ms; the last attempt: {cluster.last_error.message}",
             cluster.last_error.hint,
         )
+    if isinstance(cluster.last_error, KafkaError):
+        why = cluster.last_error
+        return RequestTimedOut(f"no answer within {timeout_ms} ms; the last error: {why.message}", why.hint)
     if not cluster.nodes:
         asked = ", ".join(f"{host}:{port}" for host, port in cluster.config.bootstrap_servers)
         return RequestTimedOut(
