@@ -161,7 +161,7 @@ def test_importing_the_client_loads_no_extras_and_little_else() -> None:
         "import sys, headrace\n"
         "assert 'asyncio' not in sys.modules, 'the package alone loads nothing'\n"
         "from headrace import Producer, Consumer, Admin\n"
-        "heavy = {'rich', 'pyarrow', 'pandas', 'fastavro', 'google.protobuf', 'msgpack', 'opentelemetry'}\n"
+        "heavy = {'rich', 'msgspec', 'pyarrow', 'pandas', 'fastavro', 'google.protobuf', 'msgpack', 'opentelemetry'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run(

@@ -12,8 +12,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-import msgspec
-
 from headrace.client.errors import SerializationFailed
 from headrace.client.framing import NO_SCHEMA_ID, SchemaIds, frame, unframe
 from headrace.client.json_schema import check_json
@@ -90,6 +88,8 @@ class Json:
     """JSON; with a type (a dataclass, a msgspec Struct, `dict[str, int]` …) values of that type, checked."""
 
     def __init__(self, kind: Any = Any) -> None:
+        import msgspec  # here, as everything that most programs do without: it takes a third of the client's import
+
         self._encoder = msgspec.json.Encoder()
         self._decoder = msgspec.json.Decoder(kind)
 
@@ -104,6 +104,8 @@ class Msgpack:
     """MessagePack, typed as `Json` is."""
 
     def __init__(self, kind: Any = Any) -> None:
+        import msgspec
+
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(kind)
 
@@ -118,6 +120,7 @@ class JsonSchema:
     """JSON that fits a schema (the keywords that `json_schema` lists), framed when there is a registry."""
 
     def __init__(self, schema: Mapping[str, Any], registry: SchemaIds | None = None) -> None:
+        self._json = Json()
         self._schema = dict(schema)
         self._text = json.dumps(self._schema, sort_keys=True)
         self._registry = registry
@@ -126,14 +129,15 @@ class JsonSchema:
         if value is None:
             return None
         check_json(self._schema, value)
-        data = msgspec.json.encode(value)
+        data = self._json.encode(value, context)
+        assert data is not None
         return _framed(self._registry, context, "JSON", self._text, data)
 
     def decode(self, data: bytes | None, context: Context) -> Any:
         if data is None:
             return None
         schema_id, body = _unframed(self._registry, data)
-        value = msgspec.json.decode(body)
+        value = self._json.decode(body, context)
         schema = self._schema
         if self._registry is not None and schema_id != NO_SCHEMA_ID:
             schema = json.loads(self._registry.schema_of(schema_id))
