@@ -57,7 +57,7 @@ def test_a_batch_is_told_in_a_few_numbers() -> None:
 
 
 def test_what_spark_leaves_out_is_nothing() -> None:
-    bare = progress(eventTime={}, stateOperators=[], observedMetrics={}, durationMs={})
+    bare = progress(eventTime={}, stateOperators=[], observedMetrics={}, durationMs={}, numInputRows=None)
     bare["sources"] = [{"latestOffset": None, "endOffset": '"odd"'}]
     event = summarize("q", bare)
     assert (event["rows_out"], event["rows_in_per_s"], event["lag"], event["watermark"]) == (0, 0.0, {}, None)

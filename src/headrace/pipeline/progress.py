@@ -32,16 +32,16 @@ _COUNTERS: Final = {
 def summarize(name: str, progress: Any) -> Event:
     """One batch of one query."""
     batch_ms = progress["durationMs"].get("triggerExecution", 0)
-    rows_out = _rows_out(progress)
+    rows_in, rows_out = progress["numInputRows"] or 0, _rows_out(progress)
     seconds = batch_ms / 1000
     return {
         "event": "progress",
         "query": name,
         "batch": progress["batchId"],
         "at": progress["timestamp"],
-        "rows_in": progress["numInputRows"],
+        "rows_in": rows_in,
         "rows_out": rows_out,
-        "rows_in_per_s": round(progress["numInputRows"] / seconds, 1) if seconds else 0.0,
+        "rows_in_per_s": round(rows_in / seconds, 1) if seconds else 0.0,
         "rows_out_per_s": round(rows_out / seconds, 1) if seconds else 0.0,
         "batch_ms": batch_ms,
         "watermark": progress["eventTime"].get("watermark"),
