@@ -23,7 +23,7 @@ from tests.client.virtual_time import run_virtual
 from tests.testing.waiting import wait_until
 
 Run = Callable[..., Any]
-SHORT = {"max_block_ms": 2_000, "request_timeout_ms": 1_000, "delivery_timeout_ms": 2_000, "linger_ms": 0}
+SHORT = {"max_block_ms": 6_000, "request_timeout_ms": 2_000, "delivery_timeout_ms": 6_000, "linger_ms": 0}
 
 
 def said(error: pytest.ExceptionInfo[KafkaError]) -> str:
@@ -120,7 +120,7 @@ def test_a_broker_that_stops_answering_fills_the_buffer_and_everything_says_why(
     async def body(broker: Broker) -> None:
         async with Producer(
             bootstrap_servers=broker.bootstrap,
-            **{**SHORT, "delivery_timeout_ms": 8_000},
+            **{**SHORT, "delivery_timeout_ms": 10_000},
             buffer_memory=20_000,
         ) as producer:
             await (await producer.send("t", b"first"))
