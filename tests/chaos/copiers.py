@@ -25,6 +25,7 @@ BATCH = 200
 TRANSACTION_S = 30.0
 JOIN_S = 90.0
 LIFE_S = (3.0, 15.0)
+ASK_S = 10.0
 
 
 class Copier:
@@ -74,6 +75,19 @@ class Copier:
         assert process.stdout is not None
         for line in process.stdout:
             self.notes.add(line.strip())
+
+
+def lag(bootstrap: str, source: str, partitions: int) -> int:
+    """How many records of the source the group has not copied yet, as its committed offsets say. KafkaException."""
+    asker = Consumer({**COMMON, "bootstrap.servers": bootstrap, "group.id": GROUP})
+    try:
+        behind = 0
+        for where in asker.committed([TopicPartition(source, n) for n in range(partitions)], timeout=ASK_S):
+            _, end = asker.get_watermark_offsets(where, timeout=ASK_S)
+            behind += end - max(where.offset, 0)
+        return behind
+    finally:
+        asker.close()
 
 
 # -- in the process ----------------------------------------------------------------------------------------------------
