@@ -26,7 +26,7 @@ from tests.sim.kernel import MS
 from tests.sim.raft_oracle import Violation
 
 GROUP = "g"
-SHARE = 0.25  # of the seeds have a group
+SHARE = 0.15  # of the seeds have a group
 FIND_VERSION, JOIN_VERSION, SYNC_VERSION, BEAT_VERSION, LEAVE_VERSION = 4, 5, 3, 3, 3
 FETCH_VERSION, CLASSIC_COMMIT_VERSION, CONSUMER_COMMIT_VERSION, CONSUMER_BEAT_VERSION = 8, 8, 9, 1
 REBALANCE_MS = 700

@@ -19,6 +19,7 @@ from headrace.replication.partition import Partition
 from headrace.replication.replicas import Replicas
 from headrace.storage import producers
 from headrace.storage.producer_state import ProducerState
+from tests.coordinators import txn_mutants
 
 Patch = tuple[Any, str, Any]
 MUTANTS: dict[str, Callable[[], list[Patch]]] = {}
@@ -214,3 +215,16 @@ def give_partitions_that_others_still_own() -> list[Patch]:
         return original(current, target_epoch, target, owned, lambda topic_id, index: False)
 
     return [(consumer_group, "next_step", next_step)]
+
+
+# -- transactions: mistakes that the simulation of their coordinator alone finds too -----------------------------------
+
+MUTANTS |= {
+    name: txn_mutants.MUTANTS[name]
+    for name in (
+        "begin-anew-without-ending-what-is-open",
+        "leave-what-the-coordinator-before-had-decided",
+        "let-readers-past-open-transactions",
+        "look-for-aborted-transactions-in-one-segment-only",
+    )
+}

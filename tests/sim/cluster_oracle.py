@@ -6,7 +6,7 @@ it is there, for everyone, for ever. Invariant: everything is checked when it is
 contradiction. Told by the nodes and by the simulator's clients.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from headrace.cluster.image import ClusterImage
@@ -163,6 +163,21 @@ def records_in(log: PartitionLog) -> dict[int, bytes]:
                 found[record.offset] = record.value or b""
             offset = header.next_offset
     return found
+
+
+def changes(old: ClusterImage | None, new: ClusterImage) -> Iterator[str]:
+    """What is another in a new image, for who reads a trace."""
+    for name, topic in new.topics.items():
+        before = old.topics.get(name) if old is not None else None
+        for index, partition in enumerate(topic.partitions):
+            if before is None or len(before.partitions) <= index or before.partitions[index] != partition:
+                yield f"{name}-{index} {partition}"
+    for node, broker in new.brokers.items():
+        if old is None or old.brokers.get(node) != broker:
+            state = "fenced" if broker.fenced else "stopping" if broker.controlled_shutdown else "active"
+            yield f"broker {node} epoch {broker.epoch} {state}"
+    if old is not None and old.configs != new.configs:
+        yield f"{new.configs}"
 
 
 def _difference(one: ClusterImage, other: ClusterImage) -> str:

@@ -25,7 +25,8 @@ from tests.sim.cluster_clients import SimAdmin, SimProducer, SimReader
 from tests.sim.cluster_groups import Groups
 from tests.sim.cluster_network import ClusterNetwork
 from tests.sim.cluster_node import ClusterNode, SimDisk, simulated
-from tests.sim.cluster_oracle import ClusterOracle, Excused, Key, records_in
+from tests.sim.cluster_oracle import ClusterOracle, Excused, Key, changes, records_in
+from tests.sim.cluster_transactions import Transactions
 from tests.sim.kernel import MS, Kernel, Machine
 from tests.sim.raft_oracle import Violation
 
@@ -55,7 +56,9 @@ class ClusterScenario:
         self.victim = chance.choice(self.ids)
         self.oracle = ClusterOracle({node: f"node-{node}:9092" for node in self.voters})
         self.groups = Groups(seed)
-        self.partitions = max(chance.choice((1, 1, 2)), 2 if self.groups.present else 1)
+        self.transactions = Transactions(seed)
+        more = self.groups.present or self.transactions.present
+        self.partitions = max(chance.choice((1, 1, 2)), 2 if more else 1)
         self.replicas = chance.choice((2, 3, 3, 3))
         self.min_insync = chance.choice((1, 1, 2))
         self.disks = {node: SimDisk() for node in self.ids}
@@ -74,7 +77,7 @@ class ClusterScenario:
         """It ended early, because a machine lost its power while it was the last in sync."""
         self._bad = True
         self._slow: dict[int, int] = {}
-        self.bad_times = chance.choice(BAD_TIMES) + (SECOND if self.groups.present else 0)
+        self.bad_times = chance.choice(BAD_TIMES) + (SECOND if more else 0)
         self._fault_gap = chance.choice((40, 100, 250)) * MS
         self._faults = self._draw(
             self._mend,
@@ -116,6 +119,9 @@ class ClusterScenario:
         if self.groups.present:
             self._faults.append((self.groups.trouble_one, 2.0))
             self.groups.join(common, self.ids, TOPIC, self.partitions)
+        if self.transactions.present:
+            self._faults.append((self.transactions.kill_one, 1.0))
+            self.transactions.begin(common, self.ids, self.keys)
 
     def _draw(self, *choices: Callable[[], None]) -> list[tuple[Callable[[], None], float]]:
         """Kinds of fault, each left out by some seeds and frequent in others."""
@@ -139,7 +145,9 @@ class ClusterScenario:
         }
         if self.durability == "flushed":
             settings["log.flush.interval.messages"] = "1"
-        return settings | self.groups.settings() if self.groups.present else settings
+        for more in (self.groups, self.transactions):
+            settings |= more.settings() if more.present else {}
+        return settings
 
     def _process(self, machine: Machine) -> ClusterNode:
         self.oracle.raft.forget(machine.id)
@@ -191,6 +199,7 @@ class ClusterScenario:
         kernel.run(kernel.now + self.bad_times)
         self._recover()
         self._check_end()
+        self.transactions.account.check_end()
 
     def _create_topic(self) -> None:
         configs = {
@@ -223,6 +232,7 @@ class ClusterScenario:
         for producer in self.producers:
             producer.stopping = True
         self.groups.heal()
+        self.transactions.heal()
         for node, machine in self.machines.items():
             self.disks[node].heal()
             machine.resume()
@@ -258,19 +268,21 @@ class ClusterScenario:
         for producer in self.producers:
             if not producer.idle:
                 return f"producer {producer.id} waits for {producer._values} of {producer.key}"
+        ends: dict[Key, int] = {}
         for key in self.keys:
             held = [p for node, p in self._held(key)]
             leader = [p for p in held if p.is_leader and p.leader_epoch == max(q.leader_epoch for q in held)]
             if len(leader) != 1:
                 return f"{len(leader)} nodes lead {key}"
-            if any(p.high_watermark != leader[0].log.log_end_offset for p in held):
+            ends[key] = leader[0].log.log_end_offset
+            if any(p.high_watermark != ends[key] for p in held):
                 return f"the high watermarks of {key} are {[p.high_watermark for p in held]}"
         for reader in self.readers:
             if self.oracle.damaged is None and reader.position < max(
                 self.oracle.settled.get(reader.key, {0: 0}), default=0
             ):
                 return f"reader {reader.id} is at {reader.position} of {reader.key}"
-        return self.groups.unwell()
+        return self.groups.unwell() or self.transactions.unwell(ends)
 
     def _held(self, key: Key) -> list[tuple[int, Partition]]:
         """The replicas of a partition that are open on running nodes."""
@@ -314,7 +326,8 @@ class ClusterScenario:
 
     def _on_image(self, old: ClusterImage | None, new: ClusterImage, end: int) -> None:
         if self.kernel.tracing:
-            self._trace_image(old, new, end)
+            for change in changes(old, new):
+                self.kernel.trace(f"image {end}: {change}")
         topic = new.topics.get(TOPIC)
         if topic is not None and (old is None or old.topics is not new.topics):
             for index, partition in enumerate(topic.partitions):
@@ -335,19 +348,6 @@ class ClusterScenario:
                     f"the ISR of {key} is {isr}, node {node} ends at {partition.log.log_end_offset}, "
                     f"and all below {settled} is relied on"
                 )
-
-    def _trace_image(self, old: ClusterImage | None, new: ClusterImage, end: int) -> None:
-        for name, topic in new.topics.items():
-            before = old.topics.get(name) if old is not None else None
-            for index, partition in enumerate(topic.partitions):
-                if before is None or len(before.partitions) <= index or before.partitions[index] != partition:
-                    self.kernel.trace(f"image {end}: {name}-{index} {partition}")
-        for node, broker in new.brokers.items():
-            if old is None or old.brokers.get(node) != broker:
-                state = "fenced" if broker.fenced else "stopping" if broker.controlled_shutdown else "active"
-                self.kernel.trace(f"image {end}: broker {node} epoch {broker.epoch} {state}")
-        if old is not None and old.configs != new.configs:
-            self.kernel.trace(f"image {end}: {new.configs}")
 
     def _gap(self, mean: int) -> int:
         return 1 + int(self.random.random() * 2 * mean)
@@ -434,7 +434,8 @@ class ClusterScenario:
 
     def _split(self) -> None:
         self.net.mend()
-        everyone = {*self.ids, *[each.id for each in (*self.producers, *self.readers, *self.groups.members)]}
+        clients = (*self.producers, *self.readers, *self.groups.members, *self.transactions.clients)
+        everyone = {*self.ids, *[client.id for client in clients]}
         side = {each for each in everyone if self.random.random() < 0.5}
         self.kernel.trace(f"split {sorted(side)}")
         self.net.split(side, everyone)
