@@ -151,7 +151,10 @@ def run(
     if stuck := [client.thread.name for client in [*writing, *others] if client.thread.is_alive()]:
         problems.append(f"did not end: {', '.join(stuck)}")
     history.final = read_everything(bootstrap, TOPIC, partitions)
+    account = check(history)
+    # Told before the copies are waited for, which may take minutes on a busy machine.
+    say(f"{len(account.violations)} violations, {account.unanswered} records without an answer")
     if copying:
         problems += _copied(copying, bootstrap, partitions, history, say)
     gaps = {w.name: round(max(w.gap_s.values(), default=0.0), 2) for w in writing}
-    return Outcome(check(history), dict(notes.counts), gaps, problems)
+    return Outcome(account, dict(notes.counts), gaps, problems)
