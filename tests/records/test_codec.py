@@ -178,6 +178,8 @@ def test_the_record_the_hostile_ones_are_made_from_is_good(codec: ModuleType) ->
     assert codec.decode_records(GOOD, 1, 0, 0) == [(0, 0, None, None, ())]
     assert codec.check_records(GOOD, 1) == codec.NULL_KEY | codec.NULL_VALUE
     assert codec.check_records(b"", 0) == 0
+    with pytest.raises(KafkaError, match="count"):
+        codec.check_records(b"", -1)
     assert codec.decode_records(b"", 0, 0, 0) == []
 
 
@@ -238,3 +240,48 @@ def test_both_codecs_say_the_same_of_damaged_records(
     count = data.draw(st.just(len(records)) | st.integers(-1, 40))
     args = bytes(payload[:cut]), count, records[0][0]
     assert outcome(interpreted, *args) == outcome(compiled, *args)
+
+
+ordinary = st.lists(
+    st.tuples(
+        st.just(0),
+        st.none() | st.binary(max_size=80),
+        st.none() | st.binary(max_size=80),
+        st.just(()),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(ordinary, st.data())
+def test_the_check_lets_through_what_can_be_decoded_and_nothing_else(
+    codec: ModuleType, records: list[RecordInput], data: st.DataObject
+) -> None:
+    payload = bytearray(encode(codec, records))
+    for _ in range(data.draw(st.integers(0, 2))):
+        at = data.draw(st.integers(0, len(payload) - 1))
+        payload[at] = data.draw(st.sampled_from([0, 1, 2, 0x7F, 0x80, 0xFF]) | st.integers(0, 255))
+    try:
+        decoded = codec.decode_records(payload, len(records), 0, 0, 0)
+        sound = [one.offset for one in decoded] == list(range(len(records)))
+    except KafkaError:
+        sound = False
+    if sound:
+        flags = codec.check_records(payload, len(records))
+        assert bool(flags & codec.NULL_KEY) == any(one.key is None for one in decoded)
+        assert bool(flags & codec.NULL_VALUE) == any(one.value is None for one in decoded)
+    else:
+        with pytest.raises(KafkaError):
+            codec.check_records(payload, len(records))
+
+
+def test_the_check_counts_records_and_bytes_of_any_length(codec: ModuleType) -> None:
+    for count, size in ((20_000, 3), (70, 100), (3, 9_000)):
+        payload = encode(codec, [(index, b"k" * size, b"v" * size, ()) for index in range(count)])
+        assert codec.check_records(payload, count) == 0
+        for wrong in (payload + b"\x00", payload[:-1]):
+            with pytest.raises(KafkaError):
+                codec.check_records(wrong, count)
+        with pytest.raises(KafkaError):
+            codec.check_records(payload, count + 1)
