@@ -11,6 +11,7 @@ python -m benchmarks --record                also write benchmarks/README.md's t
 
 import argparse
 import contextlib
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +29,9 @@ from benchmarks.workloads import ALONE, SHARED, Numbers, Scale
 
 Workloads = dict[str, Callable[[System, Scale], Numbers]]
 WorkloadsAlone = dict[str, Callable[[type[System], Scale], Numbers]]
+
+MORE_RUNS = {"produce": 2, "produce-flushed": 2}
+"""How many times the runs that were asked for: these take a second, and what takes a second varies more."""
 
 console = Console(stderr=True, highlight=False)
 
@@ -64,8 +68,12 @@ def run(
     wanted: list[str],
     scale: Scale,
     runs: int,
+    keep: Callable[[Results], None],
 ) -> tuple[Results, dict[str, str]]:
-    """All wanted workloads, each `runs` times, one system after the other within a run."""
+    """All wanted workloads, each `runs` times, one system after the other within a run.
+
+    `keep` is given the results after each workload: a run that is cut short leaves what it has measured.
+    """
     results: Results = {}
     absent: dict[str, str] = {}
     together, apart = workloads
@@ -80,8 +88,8 @@ def run(
             for system in systems:
                 warm_up(system, scale, together)
         for name in shared:
-            quick = scale == Scale.quick()
-            counts = {system.name: rounds(name, system.name, runs, quick) for system in systems}
+            quick, wished = scale == Scale.quick(), runs * MORE_RUNS.get(name, 1)
+            counts = {system.name: rounds(name, system.name, wished, quick) for system in systems}
             for number in range(max(counts.values())):
                 for system in (each for each in systems if number < counts[each.name]):
                     if system.workloads is not None and name not in system.workloads:
@@ -89,6 +97,7 @@ def run(
                     measure(
                         name, system.name, results, absent, lambda s=system, n=name: together[n](s, scale)
                     )
+            keep(results)
     finally:
         for system in systems:
             system.remove()
@@ -96,6 +105,7 @@ def run(
         for _ in range(runs):
             for kind in (kind for kind in kinds if kind.workloads is None):
                 measure(name, kind.name, results, absent, lambda k=kind, n=name: apart[n](k, scale))
+        keep(results)
     return results, absent
 
 
@@ -162,16 +172,20 @@ def main() -> int:
     if not (arguments.cluster or arguments.groups):
         kinds.append(Sink)
     scale = Scale.quick() if arguments.quick else Scale()
-    results, absent = run(kinds, workloads, wanted, scale, arguments.runs)
+    recorded = "groups" if arguments.groups else "cluster" if arguments.cluster else "latest"
+
+    def keep(results: Results) -> None:
+        if arguments.record:
+            record(results, arguments.runs, recorded)
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what was started is ended
+    results, absent = run(kinds, workloads, wanted, scale, arguments.runs, keep)
     print_table(results, arguments.runs)
     for name, reason in absent.items():
         console.print(f"not measured: {name}: {reason}")
     if arguments.record:
-        name = "groups" if arguments.groups else "cluster" if arguments.cluster else "latest"
-        record(results, arguments.runs, name)
-        console.print(
-            f"wrote {FOLDER}/README.md, {name}.json" + (f" and {name}.svg" if chart(results) else "")
-        )
+        drawn = f" and {recorded}.svg" if chart(results) else ""
+        console.print(f"wrote {FOLDER}/README.md, {recorded}.json{drawn}")
     return 0
 
 

@@ -331,4 +331,4 @@ SHARED: dict[str, Callable[[System, Scale], Numbers]] = {
     "latency": latency,
     "create-topics": create_topics,
 }
-ALONE: dict[str, Callable[[type[System], Scale], Numbers]] = {"starts": starts, "memory": memory}
+ALONE: dict[str, Callable[[type[System], Scale], Numbers]] = {"memory": memory, "starts": starts}
