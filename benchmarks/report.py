@@ -100,11 +100,19 @@ CLUSTER_MEASURES = (
     Measure("cluster transactions/s", "transactions of 100 messages over 4 partitions (a second)", True, 1.0),
     Measure("cluster flood msg/s", "confluent-kafka, acks=all, 4 partitions (msg/s)", True, digits=0),
     Measure("cluster flood in transactions msg/s", "the same, a commit each second (msg/s)", True, digits=0),
-    Measure("cluster transactional share", "its share of the rate without transactions", True, value_aim=0.9),
+    Measure(
+        "cluster transactional share",
+        "a commit each second: share of the rate without transactions",
+        True,
+        value_aim=0.9,
+    ),
     Measure("cluster read_uncommitted msg/s", "reading it, read_uncommitted (msg/s)", True, digits=0),
     Measure("cluster read_committed msg/s", "reading it, read_committed (msg/s)", True, digits=0),
     Measure(
-        "cluster read_committed share", "its share of the rate of read_uncommitted", True, value_aim=0.95
+        "cluster read_committed share",
+        "read_committed: share of the rate of read_uncommitted",
+        True,
+        value_aim=0.95,
     ),
 )
 COMPACTION_MEASURES = (
