@@ -1,14 +1,6 @@
-"""Apache Kafka's own command-line tools take the broker for Kafka. Skipped where they are not installed.
+"""Apache Kafka's own command-line tools take the broker for Kafka. Skipped where they are not installed."""
 
-They are found as `kafka-topics` or `kafka-topics.sh` on the PATH, in `$KAFKA_HOME/bin`, or through
-`HEADRACE_KAFKA_TOOLS`, a command that takes the tool's name and its arguments.
-"""
-
-import os
 import re
-import shlex
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -17,43 +9,12 @@ import pytest
 
 from headrace.testing import Broker
 from tests.compat.clients import produce_confluent
+from tests.compat.java_tools import WITH_TOOLS, run_tool
 from tests.compat.samples import COMPRESSIONS, SAMPLES, Sample
 
 MakeTopic = Callable[..., str]
 
-JVM_S = 90.0
-
-
-def tool_command(name: str) -> list[str] | None:
-    """How one of Kafka's tools is started here, or None."""
-    if launcher := os.environ.get("HEADRACE_KAFKA_TOOLS"):
-        return [*shlex.split(launcher), name]
-    path = os.pathsep.join([os.environ["PATH"], f"{os.environ.get('KAFKA_HOME', '')}/bin"])
-    found = shutil.which(name, path=path) or shutil.which(f"{name}.sh", path=path)
-    return [found] if found else None
-
-
-pytestmark = pytest.mark.skipif(
-    tool_command("kafka-topics") is None,
-    reason="Kafka's own tools are not installed: put them on the PATH or set KAFKA_HOME or HEADRACE_KAFKA_TOOLS",
-)
-
-
-def run_tool(name: str, *arguments: str, stdin: str = "", status: int = 0) -> str:
-    command = tool_command(name)
-    assert command is not None
-    quick = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "NO_COLOR": "1"}
-    done = subprocess.run(
-        [*command, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=JVM_S,
-        check=False,
-        env={**os.environ, **quick},
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout
+pytestmark = WITH_TOOLS
 
 
 @pytest.fixture
