@@ -373,6 +373,9 @@ def test_a_broker_that_opens_its_logs_is_heard_of_and_not_in_service_yet(
     async def scenario(cluster: Cluster) -> None:
         await cluster.create("alone", [[3]])
         await cluster.create("deleted", [[3]])
+        options = cluster.nodes[3].options
+        async with Producer({"bootstrap.servers": f"{options.host}:{options.port}"}) as producer:
+            await (await producer.send("deleted", b"a record, so that there are files"))
         await cluster.nodes[3].stop()
         opened = asyncio.Event()
         loading = LogManager.loading
