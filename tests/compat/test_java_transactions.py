@@ -1,6 +1,6 @@
 """Apache Kafka's own tools for transactions: the copier of its system tests, the perf tool, `kafka-transactions`.
 
-Found as in `test_java`, and skipped where they are not.
+Found by `java_tools`, and skipped where they are not.
 """
 
 import re
@@ -9,14 +9,13 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import Producer
 
+from tests.compat.java_tools import WITH_TOOLS, run_tool, tool_command
 from tests.compat.samples import QUIET, WAIT_S, eventually
-from tests.compat.test_java import pytestmark as needs_the_tools
-from tests.compat.test_java import run_tool, tool_command
 from tests.compat.test_transactions import committed, new_id, transactional
 
 MakeTopic = Callable[..., str]
 
-pytestmark = needs_the_tools
+pytestmark = WITH_TOOLS
 COPIER = "transactional-message-copier"
 ROW = re.MULTILINE
 
