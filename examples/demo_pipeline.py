@@ -221,13 +221,16 @@ def run_pipeline(cluster: Cluster) -> bool:
     say(f"a shop writes {RATE_PER_S:,} orders/s and their payments, acks=all")
     shop = Shop(cluster.bootstrap, RATE_PER_S)
     marks: list[tuple[datetime, str]] = []
-    run = Run.start(cluster.bootstrap, folder, 1)
+    runs = [run := Run.start(cluster.bootstrap, folder, 1)]
     try:
         say(f"[bold]headrace pipeline run {PIPELINE.relative_to(Path.cwd())}[/]  process {run.process.pid}")
         shop.open()
         wait_for(lambda: run.working(BATCHES_BETWEEN), "the first batches", SPARK_DEADLINE_S, 0.1)
         _kill_a_broker(cluster, run, shop, marks)
-        run = _kill_the_driver(cluster, folder, run, shop, marks)
+        _kill_the_driver(run, shop, marks)
+        runs.append(run := Run.start(cluster.bootstrap, folder, 2))
+        say(f"[bold green]the same command again[/]  process {run.process.pid}, from its checkpoint")
+        wait_for(lambda: run.working(BATCHES_BETWEEN), "batches after the restart", SPARK_DEADLINE_S, 0.1)
         shop.close()
         ledger = shop.ledger
         say(f"the shop closes: {len(ledger.orders):,} orders and {len(ledger.paid):,} payments acknowledged")
@@ -241,8 +244,9 @@ def run_pipeline(cluster: Cluster) -> bool:
         run.process.wait(SPARK_DEADLINE_S)
         say(f"SIGTERM: the pipeline finished its batch and ended with status {run.process.returncode}")
     finally:
-        if run.process.poll() is None:
-            run.kill()
+        for one in runs:
+            if one.process.poll() is None:
+                one.kill()
     return _account(ledger, cluster, folder, marks)
 
 
@@ -267,19 +271,13 @@ def _kill_a_broker(cluster: Cluster, run: Run, shop: Shop, marks: list[tuple[dat
     )
 
 
-def _kill_the_driver(
-    cluster: Cluster, folder: Path, run: Run, shop: Shop, marks: list[tuple[datetime, str]]
-) -> Run:
+def _kill_the_driver(run: Run, shop: Shop, marks: list[tuple[datetime, str]]) -> None:
     pids = run.kill()
     marks.append((datetime.now(UTC), "driver killed"))
     say(
         f"[bold red]kill -9 {' '.join(map(str, pids))}[/]  the Spark driver (Python and JVM), in batch "
         f"{run.latest['shop-0-paid']['batch'] + 1}, at {len(shop.ledger.orders):,} orders"
     )
-    run = Run.start(cluster.bootstrap, folder, 2)
-    say(f"[bold green]the same command again[/]  process {run.process.pid}, from its checkpoint")
-    wait_for(lambda: run.working(BATCHES_BETWEEN), "batches after the restart", SPARK_DEADLINE_S, 0.1)
-    return run
 
 
 def _drained(ledger: Ledger, cluster: Cluster, folder: Path) -> bool:
