@@ -105,6 +105,10 @@ DIRECT: dict[Api, DirectHandler] = {
     **groups.DIRECT,
 }
 
+START_WAITED_FOR_S = 3.0
+"""How long clients that come early wait for the logs to be open, before they are turned away."""
+UNFENCED_WAITED_FOR_S = 0.5
+"""How long after that they wait for the controller to count on this broker, before they are served all the same."""
 LEAVE_TIMEOUT_S = 5.0
 HEADLESS_S = 0.5
 """How long a broker that stops waits for a controller while there is none: all may be stopping."""
@@ -278,7 +282,8 @@ class Process:
             self._private(controller, forwarding, store, broker),
             forwarding,
         )
-        router.ready = False
+        router.hold()
+        self._loop.call_later(START_WAITED_FOR_S, router.give_up)
         self._listen_to_each_other(store, peers, controller, registration, broker)
         self._listener.start()
         try:
@@ -295,8 +300,9 @@ class Process:
             self._belong(logs, directory, registration.cluster_id)
             broker.cluster_id = registration.cluster_id
             await broker.start()
-            router.ready = True
+            self._loop.call_later(UNFENCED_WAITED_FOR_S, router.open)
             await registration.be_active()
+            router.open()
         self._started = True
         gc.freeze()  # what lives now lives until the end: leave it out of every later collection
 

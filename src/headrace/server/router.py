@@ -6,6 +6,9 @@ is decoded from a copy, because the frame's memory is used again as soon as the 
 
 Requests that cannot be served: an unknown version of ApiVersions is answered with UNSUPPORTED_VERSION in a body of
 version 0; any other unknown API or version closes the connection, as Kafka does.
+
+While the broker starts, requests of clients wait for it: one that is turned away comes back after a second or more, and
+a start takes less. They are few and small, or their connections are closed.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -25,6 +28,10 @@ Body: TypeAlias = Mapping[str, Any]
 Handler: TypeAlias = Callable[[Any, RequestContext, Message], "Body | Awaitable[Body]"]
 DirectHandler: TypeAlias = Callable[[Any, Exchange, memoryview, int], None]
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]
+
+NOT_READY = "this broker is not ready yet"
+HELD_BYTES_MAX = 1 << 20
+"""Of requests that wait for the broker to start; a connection without its first answer has sent a few hundred bytes."""
 
 logger = get_logger(__name__)
 
@@ -50,8 +57,40 @@ class Router:
         self._spawn = spawn
         self._private = private or {}
         self._forwarding = forwarding
-        self.ready = True
-        """Whether clients are served; other nodes always are."""
+        self._ready = True
+        self._holding = False
+        self._held: list[tuple[Exchange, bytes, int]] = []
+        self._held_bytes = 0
+
+    def hold(self) -> None:
+        """Let clients wait: the broker is about to start. Other nodes are always served."""
+        self._ready, self._holding = False, True
+
+    def open(self) -> None:
+        """Serve clients from now on, those first who wait."""
+        self._ready, self._holding = True, False
+        for exchange, frame, body in self._take_held():
+            try:
+                self.route(exchange, memoryview(frame), body)
+            except Malformed as error:
+                exchange.drop(str(error))
+
+    def give_up(self) -> None:
+        """Turn clients away from now on, if the broker has not started by now: they may find another."""
+        self._holding = False
+        for exchange, _, _ in self._take_held():
+            exchange.drop(NOT_READY)
+
+    def _take_held(self) -> list[tuple[Exchange, bytes, int]]:
+        held, self._held, self._held_bytes = self._held, [], 0
+        return held
+
+    def _not_ready(self, exchange: Exchange, frame: memoryview, body: int) -> None:
+        if not self._holding or self._held_bytes + len(frame) > HELD_BYTES_MAX:
+            exchange.drop(NOT_READY)
+            return
+        self._held_bytes += len(frame)
+        self._held.append((exchange, bytes(frame), body))
 
     def route(self, exchange: Exchange, frame: memoryview, body: int) -> None:
         """Serve one request. Raises Malformed when its bytes are not what they claim."""
@@ -64,8 +103,8 @@ class Router:
             else:
                 exchange.drop(f"{context.principal} may not act as a node of the cluster")
             return
-        if not self.ready and api not in BETWEEN_BROKERS:
-            exchange.drop("this broker is not ready yet")
+        if not self._ready and api not in BETWEEN_BROKERS:
+            self._not_ready(exchange, frame, body)
             return
         if not is_supported(api, version) or (api in BETWEEN_BROKERS and api not in self._handlers):
             self._refuse(exchange)
