@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headrace import Admin, Consumer, ErrorCode, KafkaError, NewTopic, Producer, TopicPartition
+from headrace.client.admin import UNKNOWN_TOPIC_TIMEOUT_MS
 from headrace.client.errors import (
     BufferFull,
     ConfigError,
@@ -181,5 +182,28 @@ def test_a_cluster_that_answers_and_is_not_ready_yet_is_given_all_of_the_time() 
         assert not producer.cluster.nodes, "nothing was asked before"
         assert await with_retries(producer.cluster, 60_000, attempt) == "ready"
         await producer.close()
+
+    run_virtual(scenario())
+
+
+def test_the_admin_asks_for_a_topic_that_nobody_knows_for_seconds_not_for_a_minute() -> None:
+    """`config alter` of a name that was mistyped hung for all of `default.api.timeout.ms`."""
+
+    async def scenario() -> None:
+        loop, cluster = asyncio.get_running_loop(), ScriptedCluster()
+        admin = Admin(bootstrap_servers=cluster.bootstrap, connector=cluster.connect)
+        created_s = loop.time() + 1
+
+        async def attempt() -> str:
+            if loop.time() < created_s:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic")
+            return "known"
+
+        assert await admin.retried(attempt) == "known", "news of a topic may be on their way"
+        started_s, created_s = loop.time(), float("inf")
+        with pytest.raises(KafkaError, match="no such topic"):
+            await admin.retried(attempt)
+        assert loop.time() - started_s <= UNKNOWN_TOPIC_TIMEOUT_MS / 1000
+        await admin.close()
 
     run_virtual(scenario())

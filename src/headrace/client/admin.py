@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+UNKNOWN_TOPIC_TIMEOUT_MS = 3_000
+"""How long a topic that no broker knows is asked for: one that was just created is known everywhere sooner."""
+
 
 class ResourceType(IntEnum):
     """What a setting belongs to."""
@@ -495,7 +498,8 @@ class Admin:
 
     async def retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """The result of `attempt`, tried again while that may help, for `default.api.timeout.ms`."""
-        return await with_retries(self.cluster, self.config.default_api_timeout_ms, attempt)
+        timeout_ms = self.config.default_api_timeout_ms
+        return await with_retries(self.cluster, timeout_ms, attempt, UNKNOWN_TOPIC_TIMEOUT_MS)
 
     async def _controller_call(self, api: Api, body: Mapping[str, Any], codes: Any) -> Message:
         async def attempt() -> Message:

@@ -19,8 +19,18 @@ T = TypeVar("T")
 FIRST_CONTACT_TIMEOUT_MS = 3_000
 
 
-async def with_retries(cluster: Cluster, timeout_ms: int, attempt: Callable[[], Awaitable[T]]) -> T:
-    """The result of `attempt`, tried again after retriable errors until `timeout_ms` have passed."""
+# What no broker knows: news that is on its way, or a name that is wrong.
+UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+
+
+async def with_retries(
+    cluster: Cluster,
+    timeout_ms: int,
+    attempt: Callable[[], Awaitable[T]],
+    unknown_timeout_ms: int | None = None,
+) -> T:
+    """The result of `attempt`, tried again after retriable errors until `timeout_ms` have passed, or
+    `unknown_timeout_ms` where that is given and the broker knows no such topic."""
     loop = asyncio.get_running_loop()
     started_s = loop.time()
     deadline_s = started_s + timeout_ms / 1000
@@ -37,6 +47,8 @@ async def with_retries(cluster: Cluster, timeout_ms: int, attempt: Callable[[], 
                 raise
             if not cluster.nodes and isinstance(error, Disconnected | RequestTimedOut):
                 deadline_s = min(deadline_s, started_s + FIRST_CONTACT_TIMEOUT_MS / 1000)
+            if unknown_timeout_ms is not None and error.code in UNKNOWN:
+                deadline_s = min(deadline_s, started_s + unknown_timeout_ms / 1000)
             wait_s = cluster.backoff.wait_ms(failures) / 1000
             if loop.time() + wait_s >= deadline_s:
                 raise
