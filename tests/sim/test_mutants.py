@@ -32,7 +32,7 @@ FOUND_IN_CLUSTERS = {
     "look-for-aborted-transactions-in-one-segment-only": 17,
     "skip-truncation-on-divergence": 7,
     "step-back-without-telling-producers": 36,
-    "take-commits-of-any-generation": 689,
+    "take-commits-of-any-generation": 2563,
     "take-the-isr-from-the-answer": 5,
     "truncate-to-the-high-watermark": 74,
     "unclean-restart-keeps-its-place-in-the-isr": 23,
