@@ -47,14 +47,22 @@ def main() -> int:
         ("compaction", {}, COMPACTION, [Headrace, Kafka]),
     ):
         if arguments.only in (None, name):
-            found, absent = run(kinds[: 1 + beside], (shared, apart), [name], scale, arguments.runs)  # type: ignore[arg-type]
+            found, absent = run(
+                kinds[: 1 + beside],  # type: ignore[arg-type]
+                (shared, apart),
+                [name],
+                scale,
+                arguments.runs,
+                lambda found: None,
+            )
             for system, numbers in found.items():
                 results.setdefault(system, {}).update(numbers)
+            if arguments.record:  # after each: a run that is cut short leaves what it has measured
+                record(_with_others(results), arguments.runs, TABLE)
             for what, reason in absent.items():
                 console.print(f"not measured: {what}: {reason}")
     print_table(results, arguments.runs)
     if arguments.record:
-        record(_with_others(results), arguments.runs, TABLE)
         console.print(f"wrote {FOLDER}/README.md and {TABLE}.json")
     return 0
 
