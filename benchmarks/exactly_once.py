@@ -48,8 +48,8 @@ def main() -> int:
     ):
         if arguments.only in (None, name):
             found, absent = run(
-                kinds[: 1 + beside],  # type: ignore[arg-type]
-                (shared, apart),
+                kinds[: 1 + beside],
+                (shared, apart),  # type: ignore[arg-type]
                 [name],
                 scale,
                 arguments.runs,
