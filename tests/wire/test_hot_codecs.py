@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.wire import fetch, produce
+from headrace.wire import client_hot, fetch, produce
 from headrace.wire.apis import Api
 from headrace.wire.messages import Malformed, decode_response, encode_request, encode_response
 
@@ -186,3 +186,100 @@ def test_a_fetch_reply_is_written_as_the_schema_says_around_its_ranges(version):
         decode_response(Api.FETCH, version, memoryview(written)).responses[0].partitions[0].high_watermark
         == 10
     )
+
+
+def _produce_body(*records: bytes) -> dict[str, object]:
+    entries = [{"index": number, "records": content} for number, content in enumerate(records)]
+    return {
+        "transactional_id": None,
+        "acks": -1,
+        "timeout_ms": 1500,
+        "topic_data": [{"name": "orders", "topic_id": ID, "partition_data": entries}],
+    }
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+@pytest.mark.parametrize("records", [(b"abc",), (b"a" * 200, b"b" * 5000, b""), (b"c" * 300_000,)])
+def test_a_client_writes_produce_as_the_schema_says(version, records):
+    body = _produce_body(*records)
+    written = client_hot.request_parts(Api.PRODUCE, version, body)
+    assert b"".join(written) == encode_request(Api.PRODUCE, version, body)
+    assert all(any(part is large for part in written) for large in records if len(large) > 4096)
+
+
+@pytest.mark.parametrize("version", range(4, 19))
+@pytest.mark.parametrize("rack", [None, "", "rack-1"])
+def test_a_client_writes_fetch_as_the_schema_says(version, rack):
+    entry = {"partition": 3, "current_leader_epoch": 5, "fetch_offset": 2**40, "partition_max_bytes": 77}
+    body = {
+        "replica_id": -1,
+        "max_wait_ms": 500,
+        "min_bytes": 1,
+        "max_bytes": 50_000_000,
+        "isolation_level": 1,
+        "session_id": 0,
+        "session_epoch": -1,
+        "topics": [{"topic": "orders", "topic_id": ID, "partitions": [entry, {**entry, "partition": 4}]}],
+    } | ({} if rack is None else {"rack_id": rack})
+    [written] = client_hot.request_parts(Api.FETCH, version, body)
+    assert written == encode_request(Api.FETCH, version, body)
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+@pytest.mark.parametrize(
+    "special",
+    [
+        {},
+        {"error_code": 6, "current_leader": {"leader_id": 4, "leader_epoch": 9}},
+        {"error_message": "no"},
+        {"record_errors": [{"batch_index": 3, "batch_index_error_message": "no key"}]},
+    ],
+)
+def test_a_client_reads_a_produce_reply_as_the_schema_says(version, special):
+    result = {"index": 7, "error_code": 0, "base_offset": 41, "log_append_time_ms": 5, "log_start_offset": 3}
+    body = {
+        "responses": [{"name": "orders", "topic_id": ID, "partition_responses": [result, result | special]}],
+        "throttle_time_ms": 12,
+    }
+    _read_alike(Api.PRODUCE, version, body)
+
+
+@pytest.mark.parametrize("version", range(4, 19))
+@pytest.mark.parametrize("records", [None, b"", b"abc", b"d" * 70_000])
+@pytest.mark.parametrize(
+    "special",
+    [
+        {},
+        {"aborted_transactions": []},
+        {"aborted_transactions": [{"producer_id": 9, "first_offset": 2}]},
+        {"error_code": 6, "current_leader": {"leader_id": 4, "leader_epoch": 9}},
+    ],
+)
+def test_a_client_reads_a_fetch_reply_as_the_schema_says(version, records, special):
+    result = {
+        "partition_index": 2,
+        "error_code": 0,
+        "high_watermark": 12,
+        "last_stable_offset": 11,
+        "log_start_offset": 10,
+        "aborted_transactions": None,
+        "preferred_read_replica": 4,
+        "records": records,
+    }
+    body = {
+        "throttle_time_ms": 3,
+        "error_code": 0,
+        "session_id": 0,
+        "responses": [{"topic": "orders", "topic_id": ID, "partitions": [result, result | special]}],
+        "node_endpoints": [{"node_id": 4, "host": "h", "port": 9092}] if special else [],
+    }
+    _read_alike(Api.FETCH, version, body)
+
+
+def _read_alike(api: Api, version: int, body: dict[str, object]) -> None:
+    """Both codecs read the same, of the whole answer and of every beginning of it."""
+    raw = memoryview(encode_response(api, version, body))
+    assert client_hot.read_response(api, version, raw, 0) == decode_response(api, version, raw)
+    for cut in [*range(min(len(raw), 120)), len(raw) - 1]:
+        with pytest.raises(Malformed):
+            client_hot.read_response(api, version, raw[:cut], 0)

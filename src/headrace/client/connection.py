@@ -25,8 +25,9 @@ from headrace.client.errors import (
 )
 from headrace.client.transport import Connector, FrameStream
 from headrace.wire.apis import PRIVATE_FROM, Api
+from headrace.wire.client_hot import read_response, request_parts
 from headrace.wire.headers import encode_request_header, parse_response_header
-from headrace.wire.messages import Malformed, Message, decode_response, encode_request_parts
+from headrace.wire.messages import Malformed, Message, decode_response
 from headrace.wire.primitives import Buffer
 from headrace.wire.schema import message_schema
 
@@ -39,14 +40,17 @@ LOST_HINT = "is the broker still running? its log may say why"
 class _Waiting:
     """A request that was sent and waits for its answer."""
 
-    __slots__ = ("api", "correlation_id", "future", "timer", "version")
+    __slots__ = ("api", "correlation_id", "deadline_s", "future", "version", "wait_ms")
 
-    def __init__(self, api: int, version: int, correlation_id: int, future: "asyncio.Future[Any]") -> None:
+    def __init__(
+        self, api: int, version: int, correlation_id: int, future: "asyncio.Future[Any]", wait_ms: int
+    ) -> None:
         self.api = api
         self.version = version
         self.correlation_id = correlation_id
         self.future = future
-        self.timer: asyncio.TimerHandle | None = None
+        self.wait_ms = wait_ms
+        self.deadline_s = future.get_loop().time() + wait_ms / 1000
 
 
 class Connection:
@@ -72,6 +76,11 @@ class Connection:
         self._handshake_timeout_ms = min(timeout_ms, handshake_timeout_ms or timeout_ms)
         self._stream: FrameStream | None = None
         self._waiting: deque[_Waiting] = deque()
+        self._alarm: asyncio.TimerHandle | None = (
+            None  # one for all that wait, at or before the first deadline
+        )
+        self._alarm_s = 0.0
+        self._chosen: dict[tuple[int, int | None], int] = {}  # versions by API and highest wanted
         self._correlation_id = 0
         self._error: Exception | None = None
         self.closed = asyncio.Event()
@@ -126,6 +135,9 @@ class Connection:
 
     def version(self, api: Api, highest: int | None = None) -> int:
         """The newest version of an API that both sides speak. Raises Unsupported."""
+        known = self._chosen.get((api, highest))
+        if known is not None:
+            return known
         schema = message_schema(api, "request")
         first, last = self.versions.get(api, (0, -1))
         best = min(last, schema.last if highest is None else min(schema.last, highest))
@@ -137,6 +149,7 @@ class Connection:
                 else f"the broker at {self.host}:{self.port} does not offer {api.name}",
                 "use a broker that has it",
             )
+        self._chosen[api, highest] = best
         return best
 
     def request(
@@ -151,7 +164,7 @@ class Connection:
         """Send a request now; the future brings its answer. Raises ClientError when it cannot be sent."""
         if version is None:
             version = self.version(api, highest)
-        return self._send(api, version, encode_request_parts(api, version, body), timeout_ms)
+        return self._send(api, version, request_parts(api, version, body), timeout_ms)
 
     def request_private(self, key: int, payload: bytes = b"") -> "asyncio.Future[bytes]":
         """As `request`, in an API of Headrace's own, whose bodies this client does not read."""
@@ -166,19 +179,20 @@ class Connection:
                 f"more than {IN_FLIGHT_MAX} requests wait for {self.host}:{self.port}", "await some first"
             )
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(api, version, self._next_correlation_id(), loop.create_future())
+        wait_ms = self._timeout_ms if timeout_ms is None else timeout_ms
+        waiting = _Waiting(api, version, self._next_correlation_id(), loop.create_future(), wait_ms)
         header = encode_request_header(api, version, waiting.correlation_id, self._client_id)
         stream.send(header, *payload)
         self._waiting.append(waiting)
-        wait_ms = self._timeout_ms if timeout_ms is None else timeout_ms
-        waiting.timer = loop.call_later(wait_ms / 1000, self._expire, waiting, wait_ms)
+        if self._alarm is None or waiting.deadline_s < self._alarm_s:
+            self._set_alarm(waiting.deadline_s)
         return waiting.future
 
     def send_only(self, api: Api, body: Mapping[str, Any], *, highest: int | None = None) -> None:
         """Send a request that has no answer (Produce with acks=0)."""
         version = self.version(api, highest)
         header = encode_request_header(api, version, self._next_correlation_id(), self._client_id)
-        self._live_stream().send(header, *encode_request_parts(api, version, body))
+        self._live_stream().send(header, *request_parts(api, version, body))
 
     async def drain(self) -> None:
         """Wait until the socket takes more. Raises Disconnected."""
@@ -219,8 +233,6 @@ class Connection:
             self.close(NotKafka(f"{self.host}:{self.port} sent an answer to no request", NOT_KAFKA_HINT))
             return
         waiting = self._waiting.popleft()
-        if waiting.timer is not None:
-            waiting.timer.cancel()
         try:
             reply = _decode(waiting, frame)
         except (Malformed, ValueError) as error:
@@ -258,18 +270,35 @@ class Connection:
         self._correlation_id = (self._correlation_id + 1) % CORRELATION_ID_MAX
         return self._correlation_id
 
-    def _expire(self, waiting: _Waiting, wait_ms: int) -> None:
-        message = f"{self.host}:{self.port} did not answer {_name(waiting.api)} within {wait_ms} ms"
+    def _set_alarm(self, at_s: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_s = at_s
+        self._alarm = asyncio.get_running_loop().call_at(at_s, self._look_at_clock)
+
+    def _look_at_clock(self) -> None:
+        """End the first request whose time is up, or sleep until the next deadline: most have long been answered."""
+        self._alarm = None
+        if self._error is not None or not self._waiting:
+            return
+        first = min(self._waiting, key=lambda waiting: waiting.deadline_s)
+        if first.deadline_s <= self._alarm_s:
+            self._expire(first)
+        else:
+            self._set_alarm(first.deadline_s)
+
+    def _expire(self, waiting: _Waiting) -> None:
+        message = f"{self.host}:{self.port} did not answer {_name(waiting.api)} within {waiting.wait_ms} ms"
         _fail(waiting, RequestTimedOut(message, "the broker may be overloaded, paused or gone"))
         self.close(Disconnected(f"{message}; the connection was dropped", LOST_HINT))
 
     def _fail_waiting(self) -> None:
         assert self._error is not None
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
         while self._waiting:
-            waiting = self._waiting.popleft()
-            if waiting.timer is not None:
-                waiting.timer.cancel()
-            _fail(waiting, _again(self._error))
+            _fail(self._waiting.popleft(), _again(self._error))
 
 
 def _name(api: int) -> str:
@@ -285,7 +314,7 @@ def _decode(waiting: _Waiting, frame: memoryview) -> Message | bytes:
     if waiting.api == Api.API_VERSIONS and bytes(frame[pos : pos + 2]) == b"\x00\x23":
         # A broker that does not know our version of ApiVersions says so in a body of version 0.
         return decode_response(Api.API_VERSIONS, 0, frame, pos)
-    return decode_response(waiting.api, waiting.version, frame, pos)
+    return read_response(waiting.api, waiting.version, frame, pos)
 
 
 def _fail(waiting: _Waiting, error: Exception) -> None:

@@ -145,7 +145,7 @@ def _checked(api: int, side: Side, version: int) -> MessageSchema:
 
 def struct_reader(fields: list[Field], version: int, flexible: bool) -> StructReader:
     """A reader of one struct: fixed-width neighbours are unpacked together."""
-    absent = {f.name: _absent(f) for f in fields}
+    absent = absent_fields(fields)
     steps: list[tuple[Struct | None, Any]] = []
     tagged: dict[int, tuple[str, Reader]] = {}
     run: list[Field] = []
@@ -192,13 +192,18 @@ def struct_reader(fields: list[Field], version: int, flexible: bool) -> StructRe
     return read
 
 
+def absent_fields(fields: list[Field]) -> dict[str, Any]:
+    """Every field of a struct with what it holds where its message does not carry it."""
+    return {item.name: _absent(item) for item in fields}
+
+
 def _absent(item: Field) -> Any:
     """What a message holds for a field that its version does not carry."""
     if item.type == "{}":
         if item.default is None:
             return None
         inner = Message()
-        inner.__dict__ = {child.name: _absent(child) for child in item.children}
+        inner.__dict__ = absent_fields(item.children)
         return inner
     return item.default
 
@@ -409,8 +414,10 @@ def _primitive_writer(name: str, kind: str, nullable: bool, flexible: bool) -> W
 
 
 __all__ = [
+    "SPLICED_BYTES_MIN",
     "Malformed",
     "Message",
+    "absent_fields",
     "decode_request",
     "decode_response",
     "encode_request",

@@ -7,12 +7,12 @@ are asked for are turned into objects, so that a broker that serves ten APIs hol
 
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
+from os.path import dirname, join  # pathlib alone would take as long to import as this package
 from typing import Literal, TypeAlias
 
 Side: TypeAlias = Literal["request", "response"]
 
-_SCHEMAS = Path(__file__).with_name("schemas.txt")
+_SCHEMAS = join(dirname(__file__), "schemas.txt")
 
 
 @dataclass(slots=True)
@@ -67,7 +67,9 @@ def message_schema(api: int, side: Side) -> MessageSchema:
 def _blocks() -> dict[tuple[int, Side], tuple[str, list[str]]]:
     blocks: dict[tuple[int, Side], tuple[str, list[str]]] = {}
     body: list[str] = []
-    for line in _SCHEMAS.read_text().splitlines():
+    with open(_SCHEMAS) as file:
+        text = file.read()
+    for line in text.splitlines():
         if line[0] == " ":
             body.append(line)
             continue
