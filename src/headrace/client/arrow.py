@@ -48,14 +48,14 @@ class TableMaker:
         self._topic, self._partition = topic, partition
         self._same: dict[tuple[str, Any], Any] = {}
 
-    def new_columns(self) -> Columns:
-        """Empty columns that take what is wanted of records and pass over the rest."""
-        return Columns("key" in self.columns, "value" in self.columns, "headers" in self.columns)
+    def new_columns(self, value_bytes: int = 0) -> Columns:
+        """Empty columns that take what is wanted of records and pass over the rest; with room for values."""
+        return Columns("key" in self.columns, "value" in self.columns, "headers" in self.columns, value_bytes)
 
     def make(self, columns: Columns, timestamp_type: int) -> Any:
         """The columns as an Arrow record batch."""
         rows = columns.row_count
-        offsets, timestamps = columns.number_buffers()
+        offsets, timestamps = columns.microsecond_buffers()
         arrays = []
         for name in self.columns:
             if name == "key":
@@ -65,10 +65,9 @@ class TableMaker:
             elif name == "offset":
                 arrays.append(pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(offsets)]))
             elif name == "timestamp":
-                times = pa.Array.from_buffers(
-                    pa.timestamp("ms", tz="UTC"), rows, [None, pa.py_buffer(timestamps)]
+                arrays.append(
+                    pa.Array.from_buffers(COLUMN_TYPES[name], rows, [None, pa.py_buffer(timestamps)])
                 )
-                arrays.append(times.cast(COLUMN_TYPES["timestamp"]))
             elif name == "headers":
                 arrays.append(_headers(columns))
             elif name == "topic":

@@ -9,12 +9,15 @@ pyarrow. Called by `producer` and `consumer`.
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ErrorCode
 from headrace.client.arrow import TableMaker, concat, partitions_of, rows_of
 from headrace.client.errors import ClientError, RecordTooLarge
 from headrace.client.fetched import Chunk
+from headrace.client.topics import TopicPartition
+from headrace.client.transport import unseen
 from headrace.records.batch import HEADER_SIZE
 from headrace.records.codec import Delivery
 from headrace.records.columns import add_batch
@@ -25,13 +28,44 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 512 * 1024
 OFFSET_END = 2**63 - 1
+MAKERS_MAX = 16
+SPARE_BYTES_MAX = 16 * 1024 * 1024
 
 
-async def send_table(producer: "Producer", topic: str, table: Any, names: dict[str, Any]) -> list[Delivery]:
-    """Send the rows of a table or record batch; a promise for each batch they were put into."""
-    count = await producer.partitions(topic)
+class Spares:
+    """Memory of batches that were acknowledged, to be filled again: new memory costs more than what is put into it.
+
+    A producer keeps one. All buffers in it are meant for the size that was asked for last; one that somebody still
+    looks at is let go.
+    """
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._free: list[bytearray] = []
+
+    def take(self, size: int) -> bytearray:
+        if size != self._size:
+            self._size = size
+            self._free.clear()
+        while self._free:
+            buffer = self._free.pop()
+            if unseen(buffer):
+                buffer += bytes(size - len(buffer))
+                return buffer
+        return bytearray(size)
+
+    def give(self, buffer: bytearray) -> None:
+        if len(buffer) <= self._size and self._size * (len(self._free) + 1) <= SPARE_BYTES_MAX:
+            self._free.append(buffer)
+
+
+async def send_table(
+    producer: "Producer", topic: str, count: int, table: Any, names: dict[str, Any]
+) -> list[Delivery]:
+    """Send the rows of a table or record batch to a topic of so many partitions; a promise for each batch made."""
     size_max = min(max(producer.config.batch_size, BATCH_BYTES), producer.config.max_request_size)
     partition_name = names.pop("partition")
+    spares = producer.spares if producer.config.acks else None  # with acks=0 nobody says when bytes have left
     out: list[Delivery] = []
     for turn, batch in enumerate(table.to_batches() if hasattr(table, "to_batches") else [table]):
         if not batch.num_rows:
@@ -43,7 +77,7 @@ async def send_table(producer: "Producer", topic: str, table: Any, names: dict[s
         for number in range(count):
             at, last = starts[number], starts[number + 1]
             while at < last:
-                framed = bytearray(size_max)
+                framed = bytearray(size_max) if spares is None else spares.take(size_max)
                 done = rows.encode(order, at, last, framed, HEADER_SIZE, now_ms)
                 if done == at:
                     raise RecordTooLarge(
@@ -53,9 +87,33 @@ async def send_table(producer: "Producer", topic: str, table: Any, names: dict[s
                 del framed[rows.position :]
                 times_ms = (rows.first_timestamp(order[at], now_ms), rows.latest_timestamp)
                 delivery = await producer.send_framed(topic, number, framed, done - at, times_ms)
+                if spares is not None:
+                    delivery.batch.call_at(0, partial(_give_back, spares, framed), delivery)
                 out.append(delivery)
                 at = done
     return out
+
+
+class Makers:
+    """The makers of one consumer's tables, kept because what is the same in all rows is made once in each."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[TopicPartition, tuple[str, ...]], TableMaker] = {}
+
+    def of(self, partition: TopicPartition, columns: Sequence[str]) -> TableMaker:
+        place = partition, tuple(columns)
+        maker = self._made.get(place)
+        if maker is None:
+            if len(self._made) >= MAKERS_MAX:
+                self._made.clear()
+            maker = self._made[place] = TableMaker(*partition, columns)
+        return maker
+
+
+def _give_back(spares: Spares, framed: bytearray, delivery: Delivery) -> None:
+    """The batch is done: its memory can be filled again unless it failed, when it may still be on its way."""
+    if delivery.batch.error_at(delivery.place) is None:
+        spares.give(framed)
 
 
 async def poll_table(consumer: "Consumer", timeout_ms: float, columns: Sequence[str]) -> Any:
@@ -68,13 +126,17 @@ async def poll_table(consumer: "Consumer", timeout_ms: float, columns: Sequence[
         )
     deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
     chunks = await consumer.poll_chunks(deadline_s)
-    return concat([batch for chunk in chunks for batch in _batches(chunk, columns)], columns)
+    if consumer.makers is None:
+        consumer.makers = Makers()
+    out: list[Any] = []
+    for chunk in chunks:
+        out += _batches(chunk, consumer.makers.of(chunk.partition, columns))
+    return concat(out, columns)
 
 
-def _batches(chunk: Chunk, columns: Sequence[str]) -> list[Any]:
+def _batches(chunk: Chunk, maker: TableMaker) -> list[Any]:
     """The records of one fetch of one partition as Arrow record batches, one for each kind of timestamp."""
-    maker = TableMaker(*chunk.partition, columns)
-    held = maker.new_columns()
+    held = maker.new_columns(chunk.size_bytes)
     out = []
     timestamp_type = 0
     for header, view in chunk.visible():

@@ -17,7 +17,7 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
@@ -38,6 +38,9 @@ from headrace.client.statistics import Statistics, counted
 from headrace.client.topics import TopicPartition
 from headrace.client.tracing import Tracing
 from headrace.client.transport import Connector
+
+if TYPE_CHECKING:
+    from headrace.client.columnar import Makers
 
 __all__ = ["Consumer", "ConsumerRecord", "RebalanceListener"]
 
@@ -90,6 +93,7 @@ class Consumer(Reading):
             self._on_error,
         )
         self._tracing = Tracing() if tracing else None
+        self.makers: Makers | None = None  # of the tables that poll_arrow returns
         self._processor: Processor | None = None
         self._group: Group | None = None
         self._attended_s = 0.0
@@ -240,7 +244,8 @@ class Consumer(Reading):
     async def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> list[ConsumerRecord]:
         """Records at hand, or those that come within the timeout; an empty list when none do. Raises KafkaError."""
         count_max = self.config.max_poll_records if max_records is None else max_records
-        await self._attend()
+        if self._group is not None:
+            await self._attend()
         if self._ready:
             return [self._ready.popleft() for _ in range(min(count_max, len(self._ready)))]
         records = [] if self._incoming.held else self._fetcher.take(count_max)
@@ -262,13 +267,10 @@ class Consumer(Reading):
         begun_s = loop.time()
         self._need_something_to_read()
         while True:
-            self._fetcher.wake()
-            try:
-                async with asyncio.timeout_at(min(deadline_s, loop.time() + STUCK_AFTER_S)):
-                    await self._fetcher.wait()
-            except TimeoutError:
-                pass
-            await self._attend()
+            self._fetcher.nudge()
+            await self._fetcher.wait(min(deadline_s, loop.time() + STUCK_AFTER_S))
+            if self._group is not None:
+                await self._attend()
             records = self._fetcher.take(count_max)
             now_s = loop.time()
             if records or now_s >= deadline_s:
@@ -392,12 +394,8 @@ class Consumer(Reading):
             chunks = self._fetcher.take_chunks()
             if chunks or asyncio.get_running_loop().time() >= deadline_s:
                 return chunks
-            self._fetcher.wake()
-            try:
-                async with asyncio.timeout_at(deadline_s):
-                    await self._fetcher.wait()
-            except TimeoutError:
-                pass
+            self._fetcher.nudge()
+            await self._fetcher.wait(deadline_s)
 
     # -- processing -------------------------------------------------------------------------------------------------
 

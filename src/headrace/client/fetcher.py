@@ -28,6 +28,7 @@ from headrace.wire.messages import Message
 
 BY_NAME_HIGHEST = 12
 FULL_FETCH_EPOCH = -1
+NEVER_S = float("inf")
 CHUNKS_AHEAD_MAX = 2
 
 _log = get_logger(__name__)
@@ -89,8 +90,12 @@ class Fetcher:
         self.assigned: dict[TopicPartition, Assigned] = {}
         self._busy_nodes: set[int] = set()
         self.errors: deque[KafkaError] = deque(maxlen=1)
-        self._wake = asyncio.Event()
+        self._woken = False
+        self._alarm: asyncio.TimerHandle | None = None  # when to look without being woken; may be too early
+        self._alarm_s = NEVER_S
         self._arrived = asyncio.Event()
+        self._patience: asyncio.TimerHandle | None = None  # when readers look without news; may be too early
+        self._patience_s = NEVER_S
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._turn: deque[TopicPartition] = deque()
         self._closed = False
@@ -119,10 +124,15 @@ class Fetcher:
         return state
 
     def wake(self) -> None:
-        """Look for something to fetch."""
-        self._wake.set()
-        if "fetcher" not in self._tasks and not self._closed:
-            self._spawn("fetcher", self._run)
+        """Look for something to fetch, soon."""
+        if not self._woken and not self._closed:
+            self._woken = True
+            asyncio.get_running_loop().call_soon(self._step)
+
+    def nudge(self) -> None:
+        """Look for something to fetch, unless a fetch is under way whose answer will do so."""
+        if not self._busy_nodes:
+            self.wake()
 
     def take(self, count_max: int) -> list[ConsumerRecord]:
         """Records at hand, at most so many; partitions take turns. Raises what keeps a partition from being read."""
@@ -169,7 +179,8 @@ class Fetcher:
                 out += records
             else:
                 state.chunks.popleft()
-                self.wake()
+                if not state.fetching:
+                    self.wake()
 
     def refuse(self, partition: TopicPartition, error: KafkaError) -> None:
         """Do not read a partition until it is sought and resumed; the next look raises why."""
@@ -181,14 +192,30 @@ class Fetcher:
         """Let whoever waits look again."""
         self._arrived.set()
 
-    async def wait(self) -> None:
-        """Return when something has arrived since the last look: records, an error, or progress without records."""
-        await self._arrived.wait()
+    async def wait(self, until_s: float) -> None:
+        """Return when something has arrived since the last look: records, an error, or progress without records.
+
+        At `until_s` at the latest; now and then earlier, because one timer serves many waits.
+        """
+        if not self._arrived.is_set():
+            if until_s < self._patience_s:
+                if self._patience is not None:
+                    self._patience.cancel()
+                self._patience_s = until_s
+                self._patience = asyncio.get_running_loop().call_at(until_s, self._end_patience)
+            await self._arrived.wait()
         self._arrived.clear()
+
+    def _end_patience(self) -> None:
+        self._patience, self._patience_s = None, NEVER_S
+        self._arrived.set()
 
     async def close(self) -> None:
         """Stop fetching."""
         self._closed = True
+        for timer in (self._alarm, self._patience):
+            if timer is not None:
+                timer.cancel()
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -206,23 +233,35 @@ class Fetcher:
     def _ended(self, name: str, task: "asyncio.Task[None]") -> None:
         del self._tasks[name]
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("consumer task failed", exc_info=error, extra={"fields": {"task": name}})
-            self.errors.append(
-                ClientError(f"the consumer failed: {error!r}", "please report this with the log")
-            )
-            self._arrived.set()
-        self._wake.set()
+            self._broke(name, error)
+        self.wake()
 
-    async def _run(self) -> None:
+    def _broke(self, name: str, error: BaseException) -> None:
+        """A bug in this module must not become a silent hang."""
+        _log.error("consumer task failed", exc_info=error, extra={"fields": {"task": name}})
+        self.errors.append(ClientError(f"the consumer failed: {error!r}", "please report this with the log"))
+        self._arrived.set()
+
+    def _step(self) -> None:
+        """Start what can be started, and see to it that the next moment is not missed."""
+        self._woken = False
+        if self._closed:
+            return
         loop = asyncio.get_running_loop()
-        while True:
-            self._wake.clear()
+        try:
             next_s = self._look(loop.time())
-            timer = loop.call_at(next_s, self._wake.set)
-            try:
-                await self._wake.wait()
-            finally:
-                timer.cancel()
+        except Exception as error:
+            self._broke("fetcher", error)
+            return
+        if next_s < self._alarm_s:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm_s = next_s
+            self._alarm = loop.call_at(next_s, self._on_alarm)
+
+    def _on_alarm(self) -> None:
+        self._alarm, self._alarm_s = None, NEVER_S
+        self._step()
 
     def _look(self, now_s: float) -> float:
         """Start whatever can be started; returns when to look again."""
@@ -321,8 +360,8 @@ class Fetcher:
         self._busy_nodes.discard(node_id)
         for state in states:
             state.fetching = False
-        self._wake.set()
         if future.cancelled():
+            self.wake()
             return
         error = future.exception()
         if error is None and future.result().error_code:
@@ -336,6 +375,7 @@ class Fetcher:
             if not failure.retriable:
                 self.errors.append(failure)
             self._want_metadata()
+            self.wake()
             self._arrived.set()
             return
         reply = future.result()
@@ -346,6 +386,7 @@ class Fetcher:
                 current = self.assigned.get(partition)
                 if current is not None and current.generation == generations.get(partition):
                     self._receive(current, result, reply)
+        self._step()  # at once: the next fetch is on its way while the reader works
         self._arrived.set()
 
     def _receive(self, state: Assigned, result: Message, reply: Message) -> None:
@@ -485,5 +526,5 @@ class Fetcher:
             await self._cluster.refresh()
         except KafkaError as error:
             self._cluster.last_error = error
-        self._wake.set()
+        self.wake()
         await asyncio.sleep(self._cluster.backoff.wait_ms(1) / 1000)

@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
@@ -36,6 +36,9 @@ from headrace.client.transactions import Transaction, Transactions
 from headrace.client.transport import Connector
 from headrace.records.batch import HEADER_SIZE
 from headrace.records.codec import Delivery, Pending, Portal, RecordMetadata, Route
+
+if TYPE_CHECKING:
+    from headrace.client.columnar import Spares
 
 __all__ = ["Delivery", "Producer", "RecordMetadata"]
 
@@ -94,6 +97,7 @@ class Producer:
             Tracing() if tracing else None,
         )
         self._prepares = self._outgoing.needed
+        self.spares: Spares | None = None  # memory that send_arrow fills again
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -163,7 +167,9 @@ class Producer:
     ) -> Delivery:
         self._check_can_send()
         key, value = as_bytes("key", key), as_bytes("value", value)
-        info = await self._known(topic)
+        info = self.cluster.topics.get(topic)
+        if info is None or not info.partitions:
+            info = await self._known(topic)
         size_bytes = size_upper_bound(key, value, headers)
         if size_bytes + HEADER_SIZE > self.config.max_request_size:
             raise RecordTooLarge(
@@ -284,10 +290,13 @@ class Producer:
         The arguments name the columns; those that the table lacks are null, and without a partition column rows go
         to the partition of their key. Raises KafkaError as `send` does.
         """
-        from headrace.client.columnar import send_table
+        from headrace.client.columnar import Spares, send_table
 
+        if self.spares is None:
+            self.spares = Spares()
         names = {"key": key, "value": value, "headers": headers, "timestamp": timestamp}
-        return await send_table(self, topic, table, {**names, "partition": partition})
+        count = len((await self._known(topic)).partitions)
+        return await send_table(self, topic, count, table, {**names, "partition": partition})
 
     # -- transactions -----------------------------------------------------------------------------------------------
 
@@ -371,7 +380,6 @@ class Producer:
             self._sender = Sender(
                 self.config, self.cluster, self._accumulator, self.loads, self._transactions
             )
-            self._sender.start()
         return self._sender
 
     def _wake(self) -> None:
@@ -381,6 +389,7 @@ class Producer:
         self._accumulator.forget_route(topic)
 
     async def _known(self, topic: str) -> TopicInfo:
+        """What is known of a topic, asking the cluster only when nothing is. Raises KafkaError."""
         info = self.cluster.topics.get(topic)
         if info is None or not info.partitions:
             info = await self._topic(topic, self.config.max_block_ms)

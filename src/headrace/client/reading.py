@@ -101,18 +101,16 @@ class Reading:
     async def position(self, partition: TopicPartition) -> int:
         """The offset of the next record of this partition, found first if need be. Raises KafkaError."""
         state = self._fetcher.state(partition)
-        deadline_s = asyncio.get_running_loop().time() + self.config.default_api_timeout_ms / 1000
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                while state.position == UNKNOWN_OFFSET:
-                    self._fetcher.wake()
-                    await self._fetcher.wait()
-                    if self._fetcher.errors:
-                        raise self._fetcher.errors.popleft()
-        except TimeoutError:
-            raise RequestTimedOut(
-                f"no position of {partition} within {self.config.default_api_timeout_ms} ms"
-            ) from None
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self.config.default_api_timeout_ms / 1000
+        while state.position == UNKNOWN_OFFSET:
+            if loop.time() >= deadline_s:
+                wait_ms = self.config.default_api_timeout_ms
+                raise RequestTimedOut(f"no position of {partition} within {wait_ms} ms")
+            self._fetcher.wake()
+            await self._fetcher.wait(deadline_s)
+            if self._fetcher.errors:
+                raise self._fetcher.errors.popleft()
         waiting = self._first_buffered(partition)
         return state.position if waiting is None else waiting
 

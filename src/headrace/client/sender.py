@@ -3,8 +3,8 @@
 Owns the requests in flight, the producer id and epoch, and the choice between retry, failure and a new epoch.
 Invariants: a partition's records reach its log in the order they were added, each once, as long as
 idempotence is on and the broker keeps its producer state; at most `max.in.flight.requests.per.connection`
-requests wait at a broker; every batch ends by its deadline. One task runs it; answers come back as callbacks
-on the same loop, so there is nothing to lock.
+requests wait at a broker; every batch ends by its deadline. Each step is a callback on one event loop (a task that
+is woken would cost several times as much for a record that goes alone), so there is nothing to lock.
 
 How order survives retries. Several batches of a partition may be in flight, numbered by sequence. When one
 fails, those behind it are refused by the broker (a gap in the sequence) and come back too; each is put back
@@ -80,7 +80,10 @@ class Sender:
         self._transactions = transactions
         self.counters = ProducerCounters()
         self._producer = NO_PRODUCER
-        self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._woken = False
+        self._alarm: asyncio.TimerHandle | None = None  # when to look without being woken; may be too early
+        self._alarm_s = NEVER_S
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._metadata_failures = 0
         self._stopped = False
@@ -88,17 +91,17 @@ class Sender:
 
     # -- life -------------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Begin sending; once."""
-        self._spawn("sender", self._run)
-
     def wake(self) -> None:
-        """Look for work: something was added, answered or connected."""
-        self._wake.set()
+        """Look for work soon: something was added, answered or connected."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._step)
 
     async def stop(self, error: KafkaError) -> None:
         """End all tasks and fail whatever is left."""
         self._stopped = True
+        if self._alarm is not None:
+            self._alarm.cancel()
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -117,29 +120,38 @@ class Sender:
     def _ended(self, name: str, task: "asyncio.Task[None]") -> None:
         del self._tasks[name]
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A bug in this module must not become a silent hang.
-            _log.error("producer task failed", exc_info=error, extra={"fields": {"task": name}})
-            failure = ClientError(f"the producer failed: {error!r}", "please report this with the log")
-            for batch in list(self._accumulator):
-                self._give_up(self._accumulator.active[batch.partition], batch, failure)
+            self._broke(name, error)
         self.wake()
 
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            self._wake.clear()
-            now_s = loop.time()
+    def _broke(self, name: str, error: BaseException) -> None:
+        """A bug in this module must not become a silent hang."""
+        _log.error("producer task failed", exc_info=error, extra={"fields": {"task": name}})
+        failure = ClientError(f"the producer failed: {error!r}", "please report this with the log")
+        for batch in list(self._accumulator):
+            self._give_up(self._accumulator.active[batch.partition], batch, failure)
+
+    def _step(self) -> None:
+        """Give up what is late, send what can be sent, and see to it that the next moment is not missed."""
+        self._woken = False
+        if self._stopped:
+            return
+        try:
+            now_s = self._loop.time()
             if self._cluster.stale:
                 self._want_metadata()
             next_s = min(self._expire(now_s), self._drain(now_s))
-            if next_s == NEVER_S:
-                await self._wake.wait()
-                continue
-            timer = loop.call_at(next_s, self._wake.set)
-            try:
-                await self._wake.wait()
-            finally:
-                timer.cancel()
+        except Exception as error:
+            self._broke("sender", error)
+            return
+        if next_s < self._alarm_s:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm_s = next_s
+            self._alarm = self._loop.call_at(next_s, self._on_alarm)
+
+    def _on_alarm(self) -> None:
+        self._alarm, self._alarm_s = None, NEVER_S
+        self._step()
 
     # -- sending ----------------------------------------------------------------------------------------------------
 
@@ -269,7 +281,7 @@ class Sender:
         self.counters.produce_requests += 1
         self._loads[node_id].in_flight += 1
         names = {ids[name]: name for name in ids}
-        sent_s = asyncio.get_running_loop().time()
+        sent_s = self._loop.time()
         future.add_done_callback(partial(self._answered, node_id, picked, names, sent_s))
 
     # -- answers ----------------------------------------------------------------------------------------------------
@@ -284,7 +296,7 @@ class Sender:
     ) -> None:
         load = self._loads[node_id]
         load.in_flight -= 1
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._loop.time()
         load.answered((now_s - sent_s) * 1000)
         if future.cancelled() or self._stopped:
             return

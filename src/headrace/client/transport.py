@@ -17,6 +17,8 @@ from headrace.client.errors import NOT_KAFKA_HINT, Disconnected, NotKafka
 
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 SCRATCH_BYTES = 256 * 1024
+KEPT_MAX = 2
+KEPT_BYTES_MAX = 8 * 1024 * 1024 + 64 * 1024  # each; an answer of 8 MB and what is around it
 
 _LENGTH = Struct(">i")
 
@@ -60,7 +62,8 @@ class SocketStream(asyncio.BufferedProtocol):
     """A FrameStream over an asyncio transport.
 
     Small frames are cut from one scratch buffer, so that a burst of them costs one system call; a frame that does
-    not fit is received straight into memory of its own size.
+    not fit is received straight into memory of its own. That memory is used again once nobody looks at it any more:
+    memory that is new to the process costs more than what is received into it.
     """
 
     def __init__(self, handler: FrameHandler) -> None:
@@ -69,7 +72,9 @@ class SocketStream(asyncio.BufferedProtocol):
         self._scratch = bytearray(SCRATCH_BYTES)
         self._filled = 0
         self._large: bytearray | None = None
+        self._large_bytes = 0
         self._large_filled = 0
+        self._kept: list[bytearray] = []  # earlier frames' memory
         self._room: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
         self._closed = False
@@ -118,15 +123,17 @@ class SocketStream(asyncio.BufferedProtocol):
 
     def get_buffer(self, size_hint: int) -> memoryview:
         if self._large is not None:
-            return memoryview(self._large)[self._large_filled :]
+            return memoryview(self._large)[self._large_filled : self._large_bytes]
         return memoryview(self._scratch)[self._filled :]
 
     def buffer_updated(self, count: int) -> None:
         if self._large is not None:
             self._large_filled += count
-            if self._large_filled == len(self._large):
+            if self._large_filled == self._large_bytes:
                 frame, self._large = self._large, None
-                self._handler.on_frame(memoryview(frame))
+                if len(frame) <= KEPT_BYTES_MAX:
+                    self._kept = [*self._kept[-KEPT_MAX + 1 :], frame]
+                self._handler.on_frame(memoryview(frame)[: self._large_bytes])
             return
         self._filled += count
         self._cut()
@@ -142,7 +149,7 @@ class SocketStream(asyncio.BufferedProtocol):
             start = pos + _LENGTH.size
             if start + length > self._filled:
                 if _LENGTH.size + length > SCRATCH_BYTES:
-                    self._large = bytearray(length)
+                    self._large, self._large_bytes = self._room_for(length), length
                     self._large_filled = self._filled - start
                     self._large[: self._large_filled] = memoryview(self._scratch)[start : self._filled]
                     self._filled = 0
@@ -156,6 +163,13 @@ class SocketStream(asyncio.BufferedProtocol):
             self._scratch[:rest] = self._scratch[pos : self._filled]
             self._filled = rest
 
+    def _room_for(self, length: int) -> bytearray:
+        for kept in self._kept:
+            if length <= len(kept) <= 2 * length and unseen(kept):
+                self._kept.remove(kept)
+                return kept
+        return bytearray(length)
+
     def _refuse(self, length: int) -> None:
         self._failure = NotKafka(
             f"an answer claims {length & 0xFFFFFFFF} bytes, which no Kafka broker sends",
@@ -163,6 +177,15 @@ class SocketStream(asyncio.BufferedProtocol):
         )
         self._filled = 0
         self.abort()
+
+
+def unseen(buffer: bytearray) -> bool:
+    """Whether nobody has a view of it: only then it can change its length."""
+    try:
+        buffer.append(buffer.pop())
+    except BufferError:
+        return False
+    return True
 
 
 def socket_connector(

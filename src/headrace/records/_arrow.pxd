@@ -57,6 +57,8 @@ cdef class Columns:
     cdef int64_t header_key_bytes
     cdef int64_t header_value_bytes
 
+    @cython.locals(row=int64_t)
+    cdef bint to_microseconds(self) noexcept nogil
     @cython.locals(before=int64_t)
     cpdef int64_t add(
         self, object payload, int64_t count, int64_t base_offset, int64_t base_timestamp, int64_t append_time,

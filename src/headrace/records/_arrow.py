@@ -113,7 +113,13 @@ class _Binary:
 class Columns:
     """Records of one partition as Arrow buffers; `add` an inflated batch after the other, then read the buffers."""
 
-    def __init__(self, with_keys: bool = True, with_values: bool = True, with_headers: bool = False) -> None:
+    def __init__(
+        self,
+        with_keys: bool = True,
+        with_values: bool = True,
+        with_headers: bool = False,
+        value_bytes: int = 0,
+    ) -> None:
         self.with_keys = with_keys
         self.with_values = with_values
         self.with_headers = with_headers
@@ -121,8 +127,8 @@ class Columns:
         self.rows_max = _ROWS_FIRST
         self.offsets = _longs(_ROWS_FIRST)
         self.timestamps = _longs(_ROWS_FIRST)
-        self.keys = _Binary(_ROWS_FIRST, _BYTES_FIRST)
-        self.values = _Binary(_ROWS_FIRST, _BYTES_FIRST)
+        self.keys = _Binary(_ROWS_FIRST, _BYTES_FIRST if with_keys else 0)
+        self.values = _Binary(_ROWS_FIRST, max(value_bytes, _BYTES_FIRST) if with_values else 0)
         self.header_lists = _Binary(_ROWS_FIRST if with_headers else 0, 0)
         self.header_keys = _Binary(0, 0)
         self.header_values = _Binary(0, 0)
@@ -151,6 +157,24 @@ class Columns:
             memoryview(self.offsets).cast("B")[: 8 * self.rows],
             memoryview(self.timestamps).cast("B")[: 8 * self.rows],
         )
+
+    def microsecond_buffers(self) -> tuple[memoryview, memoryview]:
+        """As `number_buffers`, with timestamps in microseconds; once, and nothing is added after it."""
+        with cython.nogil:
+            fits = self.to_microseconds()
+        if not fits:
+            raise KafkaError(
+                ErrorCode.INVALID_TIMESTAMP, "a timestamp is farther away than microseconds of 64 bits reach"
+            )
+        return self.number_buffers()
+
+    def to_microseconds(self) -> bool:
+        for row in range(self.rows):
+            if self.timestamps[row] > _I64_MAX // 1000 or self.timestamps[row] < -(_I64_MAX // 1000):
+                return False
+        for row in range(self.rows):
+            self.timestamps[row] = self.timestamps[row] * 1000
+        return True
 
     def add(
         self,

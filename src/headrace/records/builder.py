@@ -96,9 +96,14 @@ def close_batch(
     attributes = compression & COMPRESSION_MASK
     if transactional:
         attributes |= TRANSACTIONAL_BIT
+    out = buffer.whole()
+    if compression:
+        payload = compress(compression, memoryview(out)[HEADER_SIZE:], compression_level)
+        out = bytearray(HEADER_SIZE)
+        out += payload
     header = BatchHeader(
         base_offset=0,
-        batch_length=0,
+        batch_length=len(out) - LOG_OVERHEAD,
         partition_leader_epoch=NO_PARTITION_LEADER_EPOCH,
         magic=MAGIC_V2,
         crc=0,
@@ -111,7 +116,9 @@ def close_batch(
         base_sequence=base_sequence,
         record_count=buffer.record_count,
     )
-    return finish_in_place(header, buffer.whole(), compression_level)
+    pack_header(out, 0, header)
+    seal(out, 0, len(out))
+    return out
 
 
 def rebuild_batch(
