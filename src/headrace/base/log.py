@@ -8,7 +8,6 @@ A warning or an error that repeats is written LINES_MAX times in a window and co
 again and again on a full disk must not fill it with lines. The next one that is written says how many were not.
 """
 
-import json
 import logging
 import sys
 from contextvars import ContextVar
@@ -96,4 +95,6 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
+        import json  # not needed by clients, whose start it would slow down
+
         return json.dumps(line, default=str)

@@ -8,7 +8,7 @@ fenced, everything owned is lost before the member joins again. Called by `group
 
 import asyncio
 import base64
-import uuid
+import os
 from typing import Any
 
 from headrace.base.errors import ErrorCode, KafkaError
@@ -41,7 +41,7 @@ class BrokerAssignedMember:
         self._config = config
         self._coordinator = coordinator
         self._hooks = hooks
-        self._member_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        self._member_id = base64.urlsafe_b64encode(os.urandom(16)).rstrip(b"=").decode()
         self._epoch = JOIN_EPOCH
         self._interval_ms = FIRST_INTERVAL_MS
         self._told: dict[str, Any] = {}  # what the broker knows of this member

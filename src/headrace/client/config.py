@@ -8,7 +8,6 @@ among them; `foreign_keys` names them. Called by producer, consumer, admin, and 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from headrace.client.config_keys import ACKS_ALL, KEYS, Address, parse_address
@@ -45,7 +44,7 @@ _JAVA_ONLY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CommonConfig:
     """What every client has."""
 
@@ -62,14 +61,14 @@ class CommonConfig:
     send_buffer_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AdminConfig(CommonConfig):
     """An admin client's configuration."""
 
     default_api_timeout_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ProducerConfig(CommonConfig):
     """A producer's configuration."""
 
@@ -109,7 +108,7 @@ class ProducerConfig(CommonConfig):
         return levels.get(self.compression_type)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ConsumerConfig(CommonConfig):
     """A consumer's configuration."""
 
@@ -277,6 +276,8 @@ def _refused(name: str) -> ConfigError:
         return ConfigError(
             f"{name}: a key of Kafka's Java clients that this client has no use for", "remove it"
         )
+    from difflib import get_close_matches  # for those who mistype only
+
     near = get_close_matches(name, KEYS, n=1, cutoff=0.5)
     return ConfigError(
         f"{name}: no such configuration key",

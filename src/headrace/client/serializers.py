@@ -8,7 +8,6 @@ needs `headrace[avro]`, Protobuf the classes that protoc made and `headrace[prot
 `consumer`.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -122,7 +121,7 @@ class JsonSchema:
     def __init__(self, schema: Mapping[str, Any], registry: SchemaIds | None = None) -> None:
         self._json = Json()
         self._schema = dict(schema)
-        self._text = json.dumps(self._schema, sort_keys=True)
+        self._text = _json_text(self._schema)
         self._registry = registry
 
     def encode(self, value: Any, context: Context) -> bytes | None:
@@ -140,7 +139,7 @@ class JsonSchema:
         value = self._json.decode(body, context)
         schema = self._schema
         if self._registry is not None and schema_id != NO_SCHEMA_ID:
-            schema = json.loads(self._registry.schema_of(schema_id))
+            schema = _from_json(self._registry.schema_of(schema_id))
         check_json(schema, value)
         return value
 
@@ -156,9 +155,9 @@ class Avro:
                 "Avro needs the package fastavro", "install it with: pip install 'headrace[avro]'"
             ) from None
         self._avro: Any = fastavro
-        self._source = json.loads(schema) if isinstance(schema, str) else dict(schema)
+        self._source = _from_json(schema) if isinstance(schema, str) else dict(schema)
         self._schema = fastavro.parse_schema(self._source)
-        self._text = json.dumps(self._source, sort_keys=True)
+        self._text = _json_text(self._source)
         self._registry = registry
         self._writers: dict[int, Any] = {}
 
@@ -190,7 +189,7 @@ class Avro:
             if len(self._writers) >= SCHEMAS_CACHED_MAX:
                 self._writers.clear()
             text = self._registry.schema_of(schema_id)
-            self._writers[schema_id] = self._avro.parse_schema(json.loads(text))
+            self._writers[schema_id] = self._avro.parse_schema(_from_json(text))
         return self._writers[schema_id]
 
 
@@ -303,3 +302,15 @@ def _varint(data: bytes, pos: int) -> tuple[int, int]:
         if not data[pos - 1] & 0x80:
             return (raw >> 1) ^ -(raw & 1), pos
         shift += 7
+
+
+def _json_text(schema: Any) -> str:
+    import json  # only for those who use schemas: it would slow down every client's start
+
+    return json.dumps(schema, sort_keys=True)
+
+
+def _from_json(text: str) -> Any:
+    import json
+
+    return json.loads(text)

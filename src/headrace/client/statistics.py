@@ -11,7 +11,7 @@ from typing import TypeAlias
 Statistics: TypeAlias = dict[str, "float | dict[str, float]"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ProducerCounters:
     """What a producer counts."""
 
@@ -25,7 +25,7 @@ class ProducerCounters:
     epoch_bumps: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ConsumerCounters:
     """What a consumer counts."""
 

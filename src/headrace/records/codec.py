@@ -1,7 +1,7 @@
 """The record codec that this process uses: compiled where it was built, interpreted otherwise.
 
-Both come from one source, `_codec.py`, with `_compaction.py` for what log compaction adds and `_sending.py` for what a
-producer does for every record. HEADRACE_PURE=1 takes the
+Both come from one source, `_codec.py`, with `_sending.py` for what a producer does for every record; `compaction` and
+`columns` add what only some need. HEADRACE_PURE=1 takes the
 interpreted ones although the others are there, so that tests and a doubtful user can run either; `COMPILED` says which
 it is. Nobody else imports them.
 """
@@ -10,7 +10,6 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Final
 
@@ -22,9 +21,9 @@ _MODULES: Final = ("_arrow", "_arrow_rows", "_codec", "_compaction", "_sending")
 
 def load_interpreted(module_name: str = "_codec") -> ModuleType:
     """The source of one of them as a module of its own, whether or not a compiled one is there."""
-    path = Path(__file__).with_name(module_name + ".py")
+    path = os.path.join(os.path.dirname(__file__), module_name + ".py")
     name = _PACKAGE + module_name
-    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    loader = importlib.machinery.SourceFileLoader(name, path)
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -52,13 +51,6 @@ from headrace.records._codec import (  # noqa: E402
     scan,
     scan_segment,
 )
-from headrace.records._compaction import (  # noqa: E402
-    SLOT_BYTES,
-    KeyMap,
-    filter_records,
-    map_keys,
-    rebase_records,
-)
 from headrace.records._sending import (  # noqa: E402
     Delivery,
     Pending,
@@ -77,11 +69,9 @@ __all__ = [
     "COMPILED",
     "NULL_KEY",
     "NULL_VALUE",
-    "SLOT_BYTES",
     "BatchInfo",
     "Delivery",
     "Header",
-    "KeyMap",
     "Pending",
     "Portal",
     "Record",
@@ -97,14 +87,11 @@ __all__ = [
     "decode_records",
     "encode_record",
     "encode_records",
-    "filter_records",
     "find_offset",
     "find_timestamp",
     "key_partition",
     "load_interpreted",
-    "map_keys",
     "murmur2",
-    "rebase_records",
     "scan",
     "scan_segment",
 ]

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from headrace.base.errors import ErrorCode, KafkaError
-from headrace.records import codec
+from headrace.records import codec, compaction
 from headrace.records.batch import (
     COMPRESSION_MASK,
     CONTROL_BIT,
@@ -124,7 +124,7 @@ class Cleaning:
 
     # -- the first pass --------------------------------------------------------------------------------------
 
-    def _map_dirty(self, keys: codec.KeyMap) -> Iterator[int]:
+    def _map_dirty(self, keys: compaction.KeyMap) -> Iterator[int]:
         plan = self.plan
         for segment, following in zip(plan.segments, [*plan.segments[1:], None], strict=False):
             if following is not None and following.base_offset <= plan.first_dirty_offset:
@@ -139,7 +139,7 @@ class Cleaning:
                 yield len(window)
         self.clean_offset = plan.end_offset
 
-    def _map(self, keys: codec.KeyMap, window: bytes, batch: BatchInfo) -> int:
+    def _map(self, keys: compaction.KeyMap, window: bytes, batch: BatchInfo) -> int:
         """Take a batch's keys into the map; the offset of the first that found no room, or -1."""
         plan = self.plan
         if batch.last_offset >= plan.end_offset:
@@ -152,11 +152,11 @@ class Cleaning:
         ):
             return -1
         payload = _payload(window, batch.position, batch.size, batch.attributes)
-        return codec.map_keys(keys, payload, batch.base_offset, plan.first_dirty_offset)
+        return compaction.map_keys(keys, payload, batch.base_offset, plan.first_dirty_offset)
 
     # -- the second pass -------------------------------------------------------------------------------------
 
-    def _clean(self, group: Group, keys: codec.KeyMap) -> Iterator[int | CleanedSegment]:
+    def _clean(self, group: Group, keys: compaction.KeyMap) -> Iterator[int | CleanedSegment]:
         """Write what is left of a group of segments as one; nothing when that is what there is already."""
         plan = self.plan
         target = _Target(plan, group)
@@ -188,7 +188,7 @@ class Cleaning:
         yield CleanedSegment(target.finish(aborted), group)
 
     def _filter(
-        self, keys: codec.KeyMap, window: memoryview, batch: BatchInfo, at_end: bool
+        self, keys: compaction.KeyMap, window: memoryview, batch: BatchInfo, at_end: bool
     ) -> bytes | memoryview | None:
         """What stays of a batch: None when it stays as it is."""
         plan = self.plan
@@ -208,7 +208,7 @@ class Cleaning:
         payload = (
             _payload(window, batch.position, batch.size, batch.attributes) if header.record_count else b""
         )
-        kept, dropped, tombstones, latest_delta, body = codec.filter_records(
+        kept, dropped, tombstones, latest_delta, body = compaction.filter_records(
             keys,
             payload,
             header.record_count,
@@ -229,7 +229,7 @@ class Cleaning:
         out = bytearray(HEADER_SIZE)
         if sets_horizon:
             horizon_ms = min(plan.now_ms + plan.delete_retention_ms, TIME_MAX)
-            out += codec.rebase_records(body, header.base_timestamp - horizon_ms)
+            out += compaction.rebase_records(body, header.base_timestamp - horizon_ms)
             header = header._replace(
                 base_timestamp=horizon_ms, attributes=header.attributes | DELETE_HORIZON_BIT
             )
@@ -264,7 +264,7 @@ class Cleaning:
             horizon_ms = min(plan.now_ms + plan.delete_retention_ms, TIME_MAX)
             out = bytearray(HEADER_SIZE)
             payload = _payload(window, batch.position, batch.size, batch.attributes)
-            out += codec.rebase_records(payload, header.base_timestamp - horizon_ms)
+            out += compaction.rebase_records(payload, header.base_timestamp - horizon_ms)
             return finish_batch(
                 header._replace(base_timestamp=horizon_ms, attributes=header.attributes | DELETE_HORIZON_BIT),
                 out,
@@ -388,10 +388,10 @@ def groups(plan: Plan, clean_offset: int) -> Iterator[Group]:
         yield group
 
 
-def _new_map(plan: Plan) -> codec.KeyMap:
+def _new_map(plan: Plan) -> compaction.KeyMap:
     offsets = plan.end_offset - plan.first_dirty_offset
-    slots = max(2, min(plan.map_bytes_max // codec.SLOT_BYTES, offsets + offsets // SPARE_SLOTS + 1))
-    return codec.KeyMap(slots, max(1, min(int(slots * plan.load_factor), slots - 1)))
+    slots = max(2, min(plan.map_bytes_max // compaction.SLOT_BYTES, offsets + offsets // SPARE_SLOTS + 1))
+    return compaction.KeyMap(slots, max(1, min(int(slots * plan.load_factor), slots - 1)))
 
 
 def _payload(window: bytes | memoryview, position: int, size: int, attributes: int) -> bytes:
