@@ -3,6 +3,8 @@
 Owns nothing but the way from Spark's names to the readers and writers of `headrace.pipeline`.
 """
 
+import gc
+import os
 from collections.abc import MutableMapping
 
 import pyspark
@@ -31,6 +33,12 @@ except ImportError as error:
         f"headrace needs pyspark 4.2 or newer and pyarrow, this is pyspark {pyspark.__version__}: {error}. "
         "pip install 'headrace[spark]' has what fits."
     ) from error
+
+if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
+    # A worker of Spark collects garbage after every task, and looks at all that was ever loaded: tens of milliseconds,
+    # several times in a micro-batch. What is loaded by now stays for good, so there is no need to look at it.
+    gc.collect()
+    gc.freeze()
 
 
 class DefaultSource(DataSource):

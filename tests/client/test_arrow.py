@@ -1,6 +1,7 @@
 """Arrow tables to topics and back, through real brokers."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -8,7 +9,7 @@ import pytest
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.client.arrow import COLUMN_TYPES, HEADER_TYPE
-from headrace.client.arrow_read import ArrowReader, OffsetsGone, read_range
+from headrace.client.arrow_read import READING_THREAD, ArrowReader, OffsetsGone, read_range
 from headrace.client.arrow_write import ArrowWriter
 from headrace.client.errors import ClientError
 from headrace.testing import Broker
@@ -91,6 +92,17 @@ def test_a_range_is_read_without_what_lies_around_it(broker: Broker) -> None:
     config = {"bootstrap.servers": broker.bootstrap}
     found = [row for batch in read_range(config, "range", 0, 17, 42, ["offset"]) for row in batch.to_pylist()]
     assert [row["offset"] for row in found] == list(range(17, 42))
+
+
+@pytest.mark.parametrize("end", [20_000, 30_000])  # all there, and more than there is: it waits for the rest
+def test_a_range_that_is_given_up_leaves_no_thread_behind(broker: Broker, end: int) -> None:
+    topic = f"given-up-{end}"
+    broker.create_topic(topic, 1)
+    write(broker, topic, pa.table({"value": [b"%d" % i for i in range(20_000)]}))
+    batches = read_range({"bootstrap.servers": broker.bootstrap}, topic, 0, 0, end, ["offset"])
+    assert next(batches).column("offset")[0].as_py() == 0
+    batches.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == READING_THREAD]
 
 
 def test_offsets_that_retention_took_are_named(broker: Broker) -> None:

@@ -6,9 +6,14 @@ import subprocess
 
 
 def why_no_spark() -> str | None:
-    """What keeps Spark from running here, in a word for the person who reads the report."""
+    """What keeps the many tests on Spark from running here, in a word for the person who reads the report."""
     if os.environ.get("HEADRACE_SPARK") != "1":
         return "a Spark session takes its time: make testspark runs these"
+    return why_spark_cannot_run()
+
+
+def why_spark_cannot_run() -> str | None:
+    """What is missing for Spark on this machine."""
     try:
         import pyspark  # noqa: F401
     except ImportError:

@@ -3,14 +3,17 @@
 Owns the fetches of one range after the other and the filter for aborted transactions. Invariants: every record from
 `start` to before `end` that is there and, with read_committed, committed, is handed out once and in order; offsets
 that are not there (compacted, aborted, control records) are passed over without waiting for them; what is held is
-bounded by one answer, one ahead of it, and one record batch. Records that retention took away are `OffsetsGone`,
-with the range. Called by the Spark source and by people who want a table: `async with ArrowReader(config) as r:
-await r.table(...)`.
+bounded by one answer, one ahead of it, and one record batch, or a few where a thread reads ahead. Records that
+retention took away are `OffsetsGone`, with the range. Called by the Spark source and by people who want a table:
+`async with ArrowReader(config) as r: await r.table(...)`.
 """
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import queue
+import threading
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -33,6 +36,9 @@ from headrace.wire.messages import Message
 ROWS_PER_BATCH_MAX = 16_384
 BYTES_PER_BATCH_MAX = 4 * 1024 * 1024
 FETCH_BYTES = 8 * 1024 * 1024
+BATCHES_AHEAD = 2
+SPARE = 8  # columns that grow are copied: the next have room for the bytes of the last and an eighth more
+READING_THREAD = "read-range"
 PURPOSE = "ranges"
 FETCH_BY_NAME_HIGHEST = 12
 NO_PROGRESS_TIMEOUT_MS = 120_000
@@ -143,7 +149,7 @@ class ArrowReader:
         columns: Sequence[str] = DEFAULT_COLUMNS,
         *,
         no_progress_timeout_ms: int = NO_PROGRESS_TIMEOUT_MS,
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """The records of [start, end) as Arrow record batches. Raises OffsetsGone where they are no longer there."""
         where = TopicPartition(topic, partition)
         maker = TableMaker(topic, partition, columns)
@@ -177,12 +183,12 @@ class ArrowReader:
                     kind = int(header.is_log_append_time)
                     if kind != timestamp_type and held.row_count:
                         yield maker.make(held, timestamp_type)
-                        held = maker.new_columns()
+                        held = maker.new_columns(held.byte_count + held.byte_count // SPARE)
                     timestamp_type = kind
                     add_batch(held, header, batch, position, end)
                     if held.row_count >= ROWS_PER_BATCH_MAX or held.byte_count >= BYTES_PER_BATCH_MAX:
                         yield maker.make(held, timestamp_type)
-                        held = maker.new_columns()
+                        held = maker.new_columns(held.byte_count + held.byte_count // SPARE)
                 position = max(before, reached)
             if held.row_count:
                 yield maker.make(held, timestamp_type)
@@ -311,23 +317,50 @@ def read_range(
     columns: Sequence[str] = DEFAULT_COLUMNS,
     *,
     no_progress_timeout_ms: int = NO_PROGRESS_TIMEOUT_MS,
-) -> Iterator[Any]:
-    """`ArrowReader.read_range` for code without an event loop, such as a Spark task."""
-    with asyncio.Runner() as runner:
-        reader = ArrowReader(config)
-        batches = reader.read_range(
-            topic, partition, start, end, columns, no_progress_timeout_ms=no_progress_timeout_ms
-        )
+) -> Generator[Any, None, None]:
+    """`ArrowReader.read_range` for code without an event loop, such as a Spark task.
 
-        async def step() -> Any:
-            return await anext(batches, None)
+    Batches are fetched and decoded in a thread, a few ahead of whoever takes them.
+    """
+    ahead: queue.Queue[Any] = queue.Queue(BATCHES_AHEAD)
+    stopped = threading.Event()
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = []
 
-        async def finish() -> None:
-            await batches.aclose()  # type: ignore[attr-defined]
-            await reader.close()
+    async def read() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        running.append((asyncio.get_running_loop(), task))
+        async with ArrowReader(config) as reader:
+            batches = reader.read_range(
+                topic, partition, start, end, columns, no_progress_timeout_ms=no_progress_timeout_ms
+            )
+            async with aclosing(batches):
+                async for batch in batches:
+                    if stopped.is_set():
+                        return
+                    ahead.put(batch)
 
+    def work() -> None:
         try:
-            while (batch := runner.run(step())) is not None:
-                yield batch
-        finally:
-            runner.run(finish())
+            asyncio.run(read())
+        except BaseException as error:
+            ahead.put(error)
+        else:
+            ahead.put(None)
+
+    worker = threading.Thread(target=work, name=READING_THREAD, daemon=True)
+    worker.start()
+    taken: Any = b""
+    try:
+        while (taken := ahead.get()) is not None:
+            if isinstance(taken, BaseException):
+                raise taken
+            yield taken
+    finally:
+        stopped.set()
+        while taken is not None and not isinstance(taken, BaseException):  # given up in the middle
+            for loop, task in running:
+                with suppress(RuntimeError):  # it has just ended by itself
+                    loop.call_soon_threadsafe(task.cancel)
+            taken = ahead.get()
+        worker.join()

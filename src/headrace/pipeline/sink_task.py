@@ -87,13 +87,19 @@ class SinkTask:
 
     async def _write(self, writer: ArrowWriter, batches: Iterable[Any]) -> None:
         rows = iter(batches)
-        # Spark's rows are waited for in a thread, so that what was written before goes on to the brokers meanwhile.
-        while (batch := await asyncio.to_thread(next, rows, None)) is not None:
-            if batch.num_rows == 0:
-                continue
-            self.step("task: rows")
-            for topic, part in self._by_topic(batch):
-                await writer.send_arrow(topic, part, timestamp=None)
+        # Spark's rows are waited for in a thread, one batch ahead, so that what came before is encoded and goes on to
+        # the brokers meanwhile.
+        coming = asyncio.create_task(asyncio.to_thread(next, rows, None))
+        try:
+            while (batch := await coming) is not None:
+                coming = asyncio.create_task(asyncio.to_thread(next, rows, None))
+                if batch.num_rows == 0:
+                    continue
+                self.step("task: rows")
+                for topic, part in self._by_topic(batch):
+                    await writer.send_arrow(topic, part, timestamp=None)
+        finally:
+            await asyncio.gather(coming, return_exceptions=True)
 
     def _by_topic(self, batch: Any) -> list[tuple[str, Any]]:
         if self.topic is not None:
