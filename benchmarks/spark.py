@@ -2,9 +2,9 @@
 
     HEADRACE_SPARK_KAFKA_JARS=a.jar,b.jar .venv/bin/python -m benchmarks.spark [--rows N] [--runs N] [--only read,...]
 
-The jars are those of Spark's own connector; without them only `headrace` is measured. Every job runs once to warm
-up and then several times, the two formats in turn, so that whatever else the machine does meets both; medians are
-compared.
+The jars are those of Spark's own connector; without them only `headrace` is measured. Every job runs twice to warm up
+(the JVM compiles most of it only then) and then several times, the two formats in turn, so that whatever else the
+machine does meets both; medians are compared.
 Processor time is that of everything below this process: Spark's JVM, its Python workers, and the broker.
 """
 
@@ -32,6 +32,7 @@ from headrace.testing import Broker
 
 ROWS = 2_000_000
 RUNS = 3
+WARM_UPS = 2
 CHUNK = 100_000
 GROWTH_ROWS = (1_000_000, 20_000_000)
 STREAM_RATE = 1_000
@@ -169,9 +170,9 @@ class Jobs:
     def has_theirs(self) -> bool:
         return bool(os.environ.get("HEADRACE_SPARK_KAFKA_JARS"))
 
-    def latency_ms(self, form: str, folder: str, **options: str) -> list[float]:
+    def latency_ms(self, form: str, folder: str, turn: int, **options: str) -> list[float]:
         """From the sending of a record to its arrival behind a query, at a steady rate."""
-        name = "-".join((form, *options.values()))
+        name = "-".join((form, *options.values(), str(turn)))
         source, sink = f"in-{name}", f"out-{name}"
         self.broker.create_topic(source, 1)
         self.broker.create_topic(sink, 1)
@@ -218,12 +219,12 @@ def run(jobs: Jobs, only: set[str], runs: int) -> Results:
     """Every job of `only`, in turns."""
     results: Results = {side: {} for side in FORMATS}
     todo = jobs.all(only)
-    for turn in range(runs + 1):
+    for turn in range(-WARM_UPS, runs):
         for name, side, rows, job in todo:
             begun_s, begun_cpu_s = time.monotonic(), cpu_s()
             job()
             taken_s, used_s = time.monotonic() - begun_s, cpu_s() - begun_cpu_s
-            if turn:
+            if turn >= 0:
                 results[side].setdefault(f"{name} rows/s", []).append(rows / taken_s)
                 results[side].setdefault(f"{name} cpu s/M", []).append(used_s / rows * 1e6)
             print(
@@ -237,19 +238,22 @@ def run(jobs: Jobs, only: set[str], runs: int) -> Results:
     return results
 
 
-def stream(jobs: Jobs, folder: str) -> Results:
-    """Latencies behind a query: with Spark's guarantee, and exactly once beside it."""
+def stream(jobs: Jobs, folder: str, runs: int) -> Results:
+    """Latencies behind a query: with Spark's guarantee, and exactly once beside it; in turns, the first to warm up."""
     results: Results = {side: {} for side in FORMATS}
     todo = [("spark stream", OURS, {"delivery": "at_least_once"}), ("spark stream once", OURS, ONCE)]
     todo += [("spark stream", THEIRS, {})] if jobs.has_theirs else []
-    for name, side, options in todo:
-        found = sorted(jobs.latency_ms(FORMATS[side], folder, **options))
-        results[side][f"{name} p50 ms"] = [statistics.median(found)]
-        results[side][f"{name} p99 ms"] = [found[int(len(found) * 0.99)]]
-        print(json.dumps({"job": name, "side": side, "records": len(found), **results[side]}), flush=True)
+    for turn in range(runs + 1):
+        for name, side, options in todo:
+            found = sorted(jobs.latency_ms(FORMATS[side], folder, turn, **options))
+            taken = {"p50 ms": statistics.median(found), "p99 ms": found[int(len(found) * 0.99)]}
+            for unit, ms in taken.items():
+                if turn:
+                    results[side].setdefault(f"{name} {unit}", []).append(ms)
+            print(json.dumps({"job": name, "side": side, "records": len(found), **taken}), flush=True)
     for unit in ("p50 ms", "p99 ms"):
-        if taken := results[THEIRS].get(f"spark stream {unit}"):
-            results[THEIRS][f"spark stream once {unit}"] = taken
+        if theirs := results[THEIRS].get(f"spark stream {unit}"):
+            results[THEIRS][f"spark stream once {unit}"] = theirs
     return results
 
 
@@ -320,7 +324,7 @@ def main() -> None:
         broker.create_topic("out", 2)
         parts: list[Callable[[], Results]] = [lambda: run(jobs, only, arguments.runs)]
         if "stream" in only:
-            parts.append(lambda: stream(jobs, folder))
+            parts.append(lambda: stream(jobs, folder, arguments.runs))
         for part in parts:
             results = part()
             if arguments.record:

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-TIMESTAMP_MAX = 2**62
+TIMESTAMP_MAX = 2**62 - 1  # any two are less than 2**63 apart, so they can be in one batch
 
 nullable_bytes = st.none() | st.binary(max_size=300)
 timestamps = st.integers(-1, 2**45) | st.integers(-TIMESTAMP_MAX, TIMESTAMP_MAX)
