@@ -237,3 +237,22 @@ def test_seeking_what_is_not_assigned_is_an_error(cluster_bootstrap: str, run: R
                 consumer.seek(TopicPartition("t", 0), 1)
 
     run(body())
+
+
+def test_offsets_do_not_wait_behind_a_fetch_that_waits_for_records(
+    cluster_bootstrap: str, new_topic: NewTopic, run: Run
+) -> None:
+    topic = new_topic()
+    place = TopicPartition(topic, 0)
+
+    async def body() -> None:
+        await fill(cluster_bootstrap, topic, 3)
+        waits = {"fetch_max_wait_ms": 80_000, "default_api_timeout_ms": 20_000}
+        async with consumer_of(cluster_bootstrap, **waits) as consumer:
+            consumer.assign([place])
+            await read(consumer, 3)
+            while consumer.high_watermark(place) != 3 or await consumer.poll(50):
+                pass  # until the next fetch is out there, waiting for a record that never comes
+            assert await consumer.end_offsets([place]) == {place: 3}
+
+    run(body())

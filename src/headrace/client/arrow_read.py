@@ -22,7 +22,6 @@ from headrace.base.ids import ZERO_ID
 from headrace.client.arrow import DEFAULT_COLUMNS, TableMaker, concat
 from headrace.client.cluster import Cluster
 from headrace.client.config import ConsumerConfig, consumer_config
-from headrace.client.connection import Connection
 from headrace.client.errors import ClientError, RequestTimedOut, error_code
 from headrace.client.offsets import EARLIEST, LATEST, OffsetAndTimestamp, list_offsets, missing_partition
 from headrace.client.retry import with_retries
@@ -39,7 +38,7 @@ FETCH_BYTES = 8 * 1024 * 1024
 BATCHES_AHEAD = 2
 SPARE = 8  # columns that grow are copied: the next have room for the bytes of the last and an eighth more
 READING_THREAD = "read-range"
-PURPOSE = "ranges"
+PURPOSE = "ranges"  # of a connection: behind a consumer's fetch that waits for records, ranges would wait too
 FETCH_BY_NAME_HIGHEST = 12
 NO_PROGRESS_TIMEOUT_MS = 120_000
 CONTROL_ABORT = 0
@@ -220,7 +219,7 @@ class ArrowReader:
                 if leader is None:
                     raise missing_partition(self.cluster, where)
             try:
-                connection = await self._connection(leader[0])
+                connection = await self.cluster.connection(leader[0], PURPOSE)
                 topic_id = self.cluster.topic_id(where.topic)
                 reply = await connection.request(
                     Api.FETCH,
@@ -235,13 +234,6 @@ class ArrowReader:
                 raise
 
         return await with_retries(self.cluster, self.config.default_api_timeout_ms, attempt)
-
-    async def _connection(self, node_id: int) -> Connection:
-        """Of its own: behind a consumer's fetch that waits for records, every request of a range would wait too."""
-        node = self.cluster.nodes.get(node_id)
-        if node is None:
-            return await self.cluster.connection(node_id)
-        return await self.cluster.own_connection((node.host, node.port), PURPOSE)
 
     def _request(self, where: TopicPartition, epoch: int, topic_id: bytes, position: int) -> dict[str, Any]:
         fetch_bytes = min(

@@ -242,20 +242,20 @@ class Cluster:
 
     # -- connections ------------------------------------------------------------------------------------------------
 
-    def ready_connection(self, node_id: int) -> Connection | None:
+    def ready_connection(self, node_id: int, purpose: str = SHARED) -> Connection | None:
         """The connection to this broker if it is open already."""
         node = self.nodes.get(node_id)
-        link = self._links.get(((node.host, node.port), SHARED)) if node is not None else None
+        link = self._links.get(((node.host, node.port), purpose)) if node is not None else None
         if link is None or link.connection is None or not link.connection.usable:
             return None
         return link.connection
 
-    async def connection(self, node_id: int) -> Connection:
+    async def connection(self, node_id: int, purpose: str = SHARED) -> Connection:
         """A connection to this broker, opened if need be. Raises Disconnected."""
         node = self.nodes.get(node_id)
         if node is None:
             raise Disconnected(f"broker {node_id} is not in the cluster's metadata")
-        return await self._connect((node.host, node.port))
+        return await self._connect((node.host, node.port), purpose)
 
     async def own_connection(self, address: Address, purpose: str) -> Connection:
         """A connection for one purpose alone: its requests neither wait behind others nor hold them up."""

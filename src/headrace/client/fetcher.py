@@ -29,6 +29,9 @@ from headrace.wire.messages import Message
 BY_NAME_HIGHEST = 12
 FULL_FETCH_EPOCH = -1
 NEVER_S = float("inf")
+PURPOSE = (
+    "fetch"  # of a connection: a fetch that waits for records would hold up every other request behind it
+)
 CHUNKS_AHEAD_MAX = 2
 
 _log = get_logger(__name__)
@@ -300,7 +303,7 @@ class Fetcher:
         return sum(chunk.size_bytes for state in self.assigned.values() for chunk in state.chunks)
 
     def _fetch(self, node_id: int, states: list[Assigned]) -> None:
-        connection = self._cluster.ready_connection(node_id)
+        connection = self._cluster.ready_connection(node_id, PURPOSE)
         if connection is None:
             self._spawn(f"connect {node_id}", self._connect, node_id)
             return
@@ -513,7 +516,7 @@ class Fetcher:
 
     async def _connect(self, node_id: int) -> None:
         try:
-            await self._cluster.connection(node_id)
+            await self._cluster.connection(node_id, PURPOSE)
         except KafkaError as error:
             self._cluster.last_error = error
             self._want_metadata()
