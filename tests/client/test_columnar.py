@@ -85,3 +85,86 @@ def test_a_range_is_read_while_the_consumer_waits_for_records_at_the_end(
             assert found["value"].to_pylist() == [b"b", b"c"]
 
     run(body())
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+@pytest.mark.parametrize("acks", ["0", "1", "all"])
+def test_memory_that_is_used_again_keeps_tables_apart(
+    cluster_bootstrap: str,
+    new_topic: Callable[..., str],
+    run: Callable[..., Any],
+    compression: str,
+    acks: str,
+) -> None:
+    topic = new_topic()
+    tables = [
+        pa.table({"value": [b"%d-" % number * 50 + b"%d" % row for row in range(4_000)]})
+        for number in range(12)
+    ]
+    sent = [value for table in tables for value in table["value"].to_pylist()]
+
+    async def body() -> None:
+        idempotence = acks == "all"
+        async with Producer(
+            bootstrap_servers=cluster_bootstrap,
+            acks=acks,
+            enable_idempotence=idempotence,
+            compression_type=compression,
+            max_in_flight_requests_per_connection=5 if idempotence else 1,
+            max_request_size=60_000,
+        ) as producer:
+            for table in tables:
+                await producer.send_arrow(topic, table)
+        async with Consumer(bootstrap_servers=cluster_bootstrap, auto_offset_reset="earliest") as consumer:
+            consumer.assign([TopicPartition(topic, 0)])
+            found: list[bytes] = []
+            kept = []
+            while len(found) < len(sent):
+                kept.append(await consumer.poll_arrow(1_000))
+                found += kept[-1]["value"].to_pylist()
+            assert found == sent
+            assert [value for table in kept for value in table["value"].to_pylist()] == sent
+
+    run(body())
+
+
+def test_a_row_larger_than_a_batch_goes_alone(
+    cluster_bootstrap: str, new_topic: Callable[..., str], run: Callable[..., Any]
+) -> None:
+    topic = new_topic()
+    values = [b"a", b"b" * 900_000, b"c", b"d"]
+
+    async def body() -> None:
+        async with Producer(bootstrap_servers=cluster_bootstrap) as producer:
+            assert len(await producer.send_arrow(topic, pa.table({"value": values}))) == 3
+            await producer.flush()
+            with pytest.raises(KafkaError, match=r"larger than max\.request\.size"):
+                await producer.send_arrow(topic, pa.table({"value": [b"e" * 1_100_000]}))
+        async with Consumer(bootstrap_servers=cluster_bootstrap) as consumer:
+            found = await consumer.read_range(topic, 0, 0, len(values))
+            assert found["value"].to_pylist() == values
+
+    run(body())
+
+
+def test_batches_that_a_topic_finds_too_large_are_not_made_again(
+    cluster_bootstrap: str, new_topic: Callable[..., str], run: Callable[..., Any]
+) -> None:
+    topic = new_topic(max_message_bytes="100000")
+    tables = [pa.table({"value": [b"%d" % number * 100 for _ in range(5_000)]}) for number in range(4)]
+
+    async def body() -> None:
+        async with Producer(bootstrap_servers=cluster_bootstrap) as producer:
+            await producer.send_arrow(topic, tables[0])
+            await producer.flush()
+            splits = producer.statistics()["batch_splits"]
+            assert isinstance(splits, int) and splits > 0
+            for table in tables[1:]:
+                await producer.send_arrow(topic, table)
+            await producer.flush()
+            assert producer.statistics()["batch_splits"] == splits
+        async with Consumer(bootstrap_servers=cluster_bootstrap) as consumer:
+            found = await consumer.read_range(topic, 0, 0, 20_000)
+            assert found["value"].to_pylist() == [v for table in tables for v in table["value"].to_pylist()]
+
+    run(body())

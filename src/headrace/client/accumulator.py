@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
+from headrace.base.log import get_logger
 from headrace.client.batches import NO_PRODUCER, Batch, Headers, ProducerId
 from headrace.client.config import ProducerConfig
 from headrace.client.topics import TopicPartition
@@ -20,6 +21,8 @@ from headrace.records.builder import iter_records
 from headrace.records.codec import Delivery, Pending, Route, SendPath
 
 QUEUES_MAX = 100_000
+
+_log = get_logger(__name__)
 
 
 def advance_sequence(sequence: int, count: int) -> int:
@@ -94,6 +97,7 @@ class Accumulator:
     def __init__(self, config: ProducerConfig) -> None:
         self._config = config
         self._batch_bytes = min(config.batch_size, config.max_request_size)
+        self._limits: dict[str, int] = {}  # smaller ones, of topics whose brokers found batches too large
         self.queues: dict[TopicPartition, PartitionQueue] = {}
         self.active: dict[TopicPartition, PartitionQueue] = {}
         self._open: dict[tuple[str, int], Batch] = {}  # the batch of each partition that takes records
@@ -214,7 +218,7 @@ class Accumulator:
         if batch is not None:
             delivery = self.path.append_to(batch, timestamp_ms, key, value, headers)
             if delivery is not None:
-                return delivery, batch.size_bytes >= self._batch_bytes
+                return delivery, batch.size_bytes >= batch.limit_bytes
         batch = self._new_batch(queue, now_s)
         delivery = self.path.append_to(batch, timestamp_ms, key, value, headers)
         assert delivery is not None, "the first record of a batch always has room"
@@ -269,7 +273,23 @@ class Accumulator:
 
     def _new_batch(self, queue: PartitionQueue, now_s: float) -> Batch:
         deadline_s = now_s + self._config.delivery_timeout_ms / 1000
-        return Batch(queue.partition, (queue.order,), self._batch_bytes, now_s, deadline_s)
+        limit = self.limit(queue.partition.topic, self._batch_bytes)
+        return Batch(queue.partition, (queue.order,), limit, now_s, deadline_s)
+
+    def limit(self, topic: str, size_bytes: int) -> int:
+        """So many bytes, or fewer where brokers have found batches of that size too large."""
+        return min(size_bytes, self._limits.get(topic, size_bytes))
+
+    def _learn_limit(self, batch: Batch) -> None:
+        """Make no more batches of a size that was refused: each would be sent in vain and taken apart."""
+        topic = batch.partition.topic
+        if len(self._limits) >= QUEUES_MAX:
+            self._limits.clear()
+        self._limits[topic] = limit = self.limit(topic, max(1, batch.size_bytes // 2))
+        _log.warning(
+            "the broker finds batches too large; from now on they are smaller",
+            extra={"fields": {"topic": topic, "refused_bytes": batch.size_bytes, "limit_bytes": limit}},
+        )
 
     def _admit(self, queue: PartitionQueue, batch: Batch) -> None:
         """Queue a batch that has its first record."""
@@ -280,7 +300,7 @@ class Accumulator:
 
     def closed(self, batch: Batch) -> bool:
         """Whether it takes no more records: it was sent before, or is full."""
-        return self._open.get(batch.partition) is not batch or batch.size_bytes >= self._batch_bytes
+        return self._open.get(batch.partition) is not batch or batch.size_bytes >= batch.limit_bytes
 
     def finish(self, queue: PartitionQueue, batch: Batch) -> None:
         """Forget a batch whose outcome is known."""
@@ -296,6 +316,7 @@ class Accumulator:
 
     def split(self, queue: PartitionQueue, batch: Batch) -> None:
         """Replace a batch that the broker finds too large by two halves, with the sequences it had."""
+        self._learn_limit(batch)
         middle = batch.record_count // 2
         records = iter_records(batch.encode(0, None))
         sequence = batch.sequence

@@ -10,7 +10,6 @@ has its own.
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from headrace.base.errors import ErrorCode, KafkaError
@@ -54,8 +53,7 @@ class PartitionInfo(NamedTuple):
     error: ErrorCode
 
 
-@dataclass(slots=True)
-class TopicInfo:
+class TopicInfo(NamedTuple):
     """One topic as metadata describes it."""
 
     name: str

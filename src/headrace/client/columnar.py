@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from headrace.client.consumer import Consumer
     from headrace.client.producer import Producer
 
-BATCH_BYTES = 512 * 1024
 OFFSET_END = 2**63 - 1
 MAKERS_MAX = 16
 SPARE_BYTES_MAX = 16 * 1024 * 1024
@@ -60,10 +59,9 @@ class Spares:
 
 
 async def send_table(
-    producer: "Producer", topic: str, count: int, table: Any, names: dict[str, Any]
+    producer: "Producer", topic: str, count: int, size_max: int, table: Any, names: dict[str, Any]
 ) -> list[Delivery]:
-    """Send the rows of a table or record batch to a topic of so many partitions; a promise for each batch made."""
-    size_max = min(max(producer.config.batch_size, BATCH_BYTES), producer.config.max_request_size)
+    """Send the rows of a table or record batch to the `count` partitions of a topic; a promise for each batch made."""
     partition_name = names.pop("partition")
     spares = producer.spares if producer.config.acks else None  # with acks=0 nobody says when bytes have left
     out: list[Delivery] = []
@@ -79,6 +77,9 @@ async def send_table(
             while at < last:
                 framed = bytearray(size_max) if spares is None else spares.take(size_max)
                 done = rows.encode(order, at, last, framed, HEADER_SIZE, now_ms)
+                if done == at:  # larger than batches are: it goes alone
+                    framed = bytearray(producer.config.max_request_size)
+                    done = rows.encode(order, at, at + 1, framed, HEADER_SIZE, now_ms)
                 if done == at:
                     raise RecordTooLarge(
                         f"a row is larger than max.request.size={producer.config.max_request_size}",

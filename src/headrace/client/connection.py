@@ -249,10 +249,11 @@ class Connection:
         """The stream ended: fail what waits."""
         if self._error is None:
             reason = f": {error}" if error is not None and str(error) else ""
+            place = f"{self.host}:{self.port}"
             self._error = (
-                error
+                type(error)(f"{place}: {error.message}", error.hint, error.code)
                 if isinstance(error, ClientError)
-                else Disconnected(f"the connection to {self.host}:{self.port} was lost{reason}", LOST_HINT)
+                else Disconnected(f"the connection to {place} was lost{reason}", LOST_HINT)
             )
         self._fail_waiting()
         self.closed.set()

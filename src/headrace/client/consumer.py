@@ -28,7 +28,6 @@ from headrace.client.error_policy import OnError, error_handler
 from headrace.client.errors import ClientError, ConfigError, NotInGroup
 from headrace.client.fetched import Chunk, ConsumerRecord
 from headrace.client.fetcher import Fetcher
-from headrace.client.group import Group, RebalanceListener
 from headrace.client.incoming import Incoming
 from headrace.client.offsets import UNKNOWN_OFFSET
 from headrace.client.processing import Handler, Mode, Order, Processor, default_order, describe
@@ -41,8 +40,9 @@ from headrace.client.transport import Connector
 
 if TYPE_CHECKING:
     from headrace.client.columnar import Makers
+    from headrace.client.group import Group, RebalanceListener
 
-__all__ = ["Consumer", "ConsumerRecord", "RebalanceListener"]
+__all__ = ["Consumer", "ConsumerRecord"]
 
 STUCK_AFTER_S = 10.0
 ATTEND_EVERY_S = 0.1
@@ -99,6 +99,8 @@ class Consumer(Reading):
         self._attended_s = 0.0
         self._warned_s = 0.0
         if self.config.group_id is not None:
+            from headrace.client.group import Group  # by far the larger half of a consumer
+
             self._group = Group(
                 self.config,
                 self.cluster,
@@ -141,7 +143,7 @@ class Consumer(Reading):
         self._drop_unassigned()
 
     def subscribe(
-        self, topics: "Iterable[str] | str | re.Pattern[str]", listener: RebalanceListener | None = None
+        self, topics: "Iterable[str] | str | re.Pattern[str]", listener: "RebalanceListener | None" = None
     ) -> None:
         """Read these topics together with the other members of the group. A pattern matches whole names."""
         group = self._need_group("subscribe")
@@ -215,7 +217,7 @@ class Consumer(Reading):
                 ErrorCode.INVALID_REQUEST,
             )
 
-    def _need_group(self, what: str) -> Group:
+    def _need_group(self, what: str) -> "Group":
         if self._group is None:
             raise NotInGroup(f"{what} needs a group", "set group.id", ErrorCode.INVALID_GROUP_ID)
         return self._group

@@ -222,7 +222,7 @@ class Fetcher:
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        self.errors.append(Closed("the consumer is closed"))
+        self.errors.append(Closed("the consumer is closed", "make another one"))
         self._arrived.set()
 
     # -- the fetching side ------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Delivery", "Producer", "RecordMetadata"]
 
 STUCK_AFTER_S = 10.0
+TABLE_BATCH_BYTES = 512 * 1024  # of rows that come as a table: they need not wait for one another
 
 _log = get_logger(__name__)
 
@@ -198,7 +199,7 @@ class Producer:
 
     def _check_can_send(self) -> None:
         if self._closed:
-            raise Closed("the producer is closed")
+            raise Closed("the producer is closed", "make another one")
         if self._transactions is not None:
             self._transactions.check_can_send()
 
@@ -213,7 +214,7 @@ class Producer:
                     f"the partitioner chose partition {chosen!r} of topic {info.name!r}, which has "
                     f"{len(info.partitions)}",
                     f"it must return 0 to {len(info.partitions) - 1}",
-                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    ErrorCode.INVALID_PARTITIONS,
                 )
             return chosen
         assert self._spreader is not None
@@ -296,7 +297,9 @@ class Producer:
             self.spares = Spares()
         names = {"key": key, "value": value, "headers": headers, "timestamp": timestamp}
         count = len((await self._known(topic)).partitions)
-        return await send_table(self, topic, count, table, {**names, "partition": partition})
+        size_max = min(max(self.config.batch_size, TABLE_BATCH_BYTES), self.config.max_request_size)
+        size_max = self._accumulator.limit(topic, size_max)
+        return await send_table(self, topic, count, size_max, table, {**names, "partition": partition})
 
     # -- transactions -----------------------------------------------------------------------------------------------
 
@@ -454,7 +457,7 @@ class Producer:
             raise ClientError(
                 f"topic {topic!r} has {count} partitions, so there is no partition {partition}",
                 f"use 0 to {count - 1}",
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                ErrorCode.INVALID_PARTITIONS,
             )
 
 

@@ -40,7 +40,7 @@ async def with_retries(
             async with asyncio.timeout_at(deadline_s):
                 return await attempt()
         except TimeoutError:
-            raise _out_of_time(cluster, timeout_ms) from None
+            raise _out_of_time(cluster, round((deadline_s - started_s) * 1000)) from None
         except KafkaError as error:
             failures += 1
             if not _worth_retrying(error):

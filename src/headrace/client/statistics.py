@@ -5,41 +5,40 @@ text. Invariant: counters only grow. Called by `producer` and `consumer`; read b
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 Statistics: TypeAlias = dict[str, "float | dict[str, float]"]
 
 
-@dataclass(slots=True, eq=False)
 class ProducerCounters:
     """What a producer counts."""
 
-    records_acknowledged: int = 0
-    records_failed: int = 0
-    bytes_acknowledged: int = 0
-    batches_acknowledged: int = 0
-    produce_requests: int = 0
-    batch_retries: int = 0
-    batch_splits: int = 0
-    epoch_bumps: int = 0
+    def __init__(self) -> None:
+        self.records_acknowledged = 0
+        self.records_failed = 0
+        self.bytes_acknowledged = 0
+        self.batches_acknowledged = 0
+        self.produce_requests = 0
+        self.batch_retries = 0
+        self.batch_splits = 0
+        self.epoch_bumps = 0
 
 
-@dataclass(slots=True, eq=False)
 class ConsumerCounters:
     """What a consumer counts."""
 
-    records_handed_out: int = 0
-    bytes_fetched: int = 0
-    fetch_requests: int = 0
-    fetch_errors: int = 0
-    offset_resets: int = 0
-    records_not_decoded: int = 0
+    def __init__(self) -> None:
+        self.records_handed_out = 0
+        self.bytes_fetched = 0
+        self.fetch_requests = 0
+        self.fetch_errors = 0
+        self.offset_resets = 0
+        self.records_not_decoded = 0
 
 
 def counted(counters: ProducerCounters | ConsumerCounters) -> Statistics:
     """The counters by name."""
-    return {field.name: getattr(counters, field.name) for field in fields(counters)}
+    return dict(vars(counters))
 
 
 def prometheus_text(statistics: Mapping[str, "float | dict[str, float]"], prefix: str) -> str:

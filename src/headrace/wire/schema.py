@@ -5,18 +5,16 @@ use.
 are asked for are turned into objects, so that a broker that serves ten APIs holds the fields of ten APIs.
 """
 
-from dataclasses import dataclass, field
 from functools import cache
 from os.path import dirname, join  # pathlib alone would take as long to import as this package
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 Side: TypeAlias = Literal["request", "response"]
 
 _SCHEMAS = join(dirname(__file__), "schemas.txt")
 
 
-@dataclass(slots=True)
-class Field:
+class Field(NamedTuple):
     """One field of a message, with the versions that have it."""
 
     name: str
@@ -26,7 +24,7 @@ class Field:
     nullable: tuple[int, int] | None
     tag: int | None
     default: object
-    children: list["Field"] = field(default_factory=list)
+    children: list["Field"]
 
     def in_version(self, version: int) -> bool:
         return self.first <= version <= self.last
@@ -35,8 +33,7 @@ class Field:
         return self.nullable is not None and self.nullable[0] <= version <= self.nullable[1]
 
 
-@dataclass(slots=True, frozen=True)
-class MessageSchema:
+class MessageSchema(NamedTuple):
     """One message in all its versions."""
 
     api: int
@@ -105,7 +102,7 @@ def _field(words: list[str]) -> Field:
             tag = int(value)
         else:
             default = None if value == "null" else _default(kind, value)
-    return Field(name, kind, first, last, nullable, tag, default)
+    return Field(name, kind, first, last, nullable, tag, default, [])
 
 
 def _span(text: str) -> tuple[int, int]:
