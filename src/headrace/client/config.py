@@ -6,6 +6,7 @@ among them; `foreign_keys` names them. Called by producer, consumer, admin, and 
 `--config` and `-X`.
 """
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -150,7 +151,7 @@ C = TypeVar("C", bound=CommonConfig)
 
 def _names(kind: type[CommonConfig]) -> list[str]:
     """The fields of a configuration."""
-    return [name for part in reversed(kind.__mro__) for name in part.__dict__.get("__annotations__", ())]
+    return [name for part in reversed(kind.__mro__) for name in inspect.get_annotations(part)]
 
 
 def admin_config(values: Mapping[str, object]) -> AdminConfig:

@@ -99,9 +99,9 @@ class Consumer(Reading):
         self._attended_s = 0.0
         self._warned_s = 0.0
         if self.config.group_id is not None:
-            from headrace.client.group import Group  # by far the larger half of a consumer
+            from headrace.client import group  # by far the larger half of a consumer
 
-            self._group = Group(
+            self._group = group.Group(
                 self.config,
                 self.cluster,
                 self._fetcher,

@@ -389,8 +389,12 @@ class Fetcher:
                 current = self.assigned.get(partition)
                 if current is not None and current.generation == generations.get(partition):
                     self._receive(current, result, reply)
-        self._step()  # at once: the next fetch is on its way while the reader works
-        self._arrived.set()
+        if any(state.fetch_offset < state.high_watermark for state in states):
+            self._step()  # at once: more comes while the reader works
+            self._arrived.set()
+        else:
+            self._arrived.set()
+            self.wake()  # after the reader: the next fetch would only wait at the broker
 
     def _receive(self, state: Assigned, result: Message, reply: Message) -> None:
         code = error_code(result.error_code)
