@@ -88,6 +88,14 @@ class Outcome(NamedTuple):
     error: KafkaError | None
 
 
+class ClusterSummary(NamedTuple):
+    """A cluster as metadata tells of it."""
+
+    cluster_id: str | None
+    controller_id: int
+    nodes: list[Node]
+
+
 class ConfigResource(NamedTuple):
     """The owner of settings: a topic by name, or a broker by id ("" for the default of all brokers)."""
 
@@ -214,13 +222,13 @@ class Admin:
 
     # -- cluster ----------------------------------------------------------------------------------------------------
 
-    async def describe_cluster(self) -> tuple[str | None, int, list[Node]]:
+    async def describe_cluster(self) -> ClusterSummary:
         """The cluster's id, its controller, and its brokers."""
 
-        async def attempt() -> tuple[str | None, int, list[Node]]:
+        async def attempt() -> ClusterSummary:
             await self.cluster.describe([])
             nodes = sorted(self.cluster.nodes.values())
-            return self.cluster.cluster_id, self.cluster.controller_id, nodes
+            return ClusterSummary(self.cluster.cluster_id, self.cluster.controller_id, nodes)
 
         return await self.retried(attempt)
 

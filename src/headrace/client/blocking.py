@@ -10,7 +10,7 @@ batch; interpreted, it crosses over for every record. The public names are in `h
 import asyncio
 import functools
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -349,11 +349,41 @@ class Admin(_Client):
     def __init__(self, config: Mapping[str, object] | None = None, **options: Any) -> None:
         self._start("admin", lambda: AsyncAdmin(config, **options))
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(AsyncAdmin, name)
-        if name.startswith("_") or not asyncio.iscoroutinefunction(method):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return functools.partial(_waits(method), self)
-
-    def __dir__(self) -> Iterable[str]:
-        return sorted({*super().__dir__(), *(name for name in dir(AsyncAdmin) if not name.startswith("_"))})
+    create_topics = _waits(AsyncAdmin.create_topics)
+    create_topic = _waits(AsyncAdmin.create_topic)
+    delete_topics = _waits(AsyncAdmin.delete_topics)
+    create_partitions = _waits(AsyncAdmin.create_partitions)
+    list_topics = _waits(AsyncAdmin.list_topics)
+    describe_topics = _waits(AsyncAdmin.describe_topics)
+    describe_cluster = _waits(AsyncAdmin.describe_cluster)
+    describe_configs = _waits(AsyncAdmin.describe_configs)
+    alter_configs = _waits(AsyncAdmin.alter_configs)
+    list_groups = _waits(AsyncAdmin.list_groups)
+    describe_group = _waits(AsyncAdmin.describe_group)
+    delete_groups = _waits(AsyncAdmin.delete_groups)
+    group_offsets = _waits(AsyncAdmin.group_offsets)
+    group_lag = _waits(AsyncAdmin.group_lag)
+    alter_group_offsets = _waits(AsyncAdmin.alter_group_offsets)
+    delete_group_offsets = _waits(AsyncAdmin.delete_group_offsets)
+    remove_members = _waits(AsyncAdmin.remove_members)
+    delete_records = _waits(AsyncAdmin.delete_records)
+    describe_log_dirs = _waits(AsyncAdmin.describe_log_dirs)
+    list_config_resources = _waits(AsyncAdmin.list_config_resources)
+    describe_features = _waits(AsyncAdmin.describe_features)
+    update_features = _waits(AsyncAdmin.update_features)
+    describe_brokers = _waits(AsyncAdmin.describe_brokers)
+    describe_quorum = _waits(AsyncAdmin.describe_quorum)
+    alter_reassignments = _waits(AsyncAdmin.alter_reassignments)
+    list_reassignments = _waits(AsyncAdmin.list_reassignments)
+    elect_leaders = _waits(AsyncAdmin.elect_leaders)
+    unregister_broker = _waits(AsyncAdmin.unregister_broker)
+    add_voter = _waits(AsyncAdmin.add_voter)
+    remove_voter = _waits(AsyncAdmin.remove_voter)
+    describe_acls = _waits(AsyncAdmin.describe_acls)
+    create_acls = _waits(AsyncAdmin.create_acls)
+    delete_acls = _waits(AsyncAdmin.delete_acls)
+    list_transactions = _waits(AsyncAdmin.list_transactions)
+    describe_transaction = _waits(AsyncAdmin.describe_transaction)
+    abort_transaction = _waits(AsyncAdmin.abort_transaction)
+    describe_producers = _waits(AsyncAdmin.describe_producers)
+    abort_hanging = _waits(AsyncAdmin.abort_hanging)
