@@ -84,6 +84,7 @@ class Sender:
         self._woken = False
         self._alarm: asyncio.TimerHandle | None = None  # when to look without being woken; may be too early
         self._alarm_s = NEVER_S
+        self._expires_s = 0.0  # no batch is past its deadline before this
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._metadata_failures = 0
         self._stopped = False
@@ -139,7 +140,10 @@ class Sender:
             now_s = self._loop.time()
             if self._cluster.stale:
                 self._want_metadata()
-            next_s = min(self._expire(now_s), self._drain(now_s))
+            if now_s >= self._expires_s:
+                # A batch that is added later has a later deadline than one that was added now would have.
+                self._expires_s = min(self._expire(now_s), now_s + self._config.delivery_timeout_ms / 1000)
+            next_s = min(self._expires_s, self._drain(now_s))
         except Exception as error:
             self._broke("sender", error)
             return
@@ -313,7 +317,8 @@ class Sender:
             if reply.throttle_time_ms > 0:
                 load.throttled_until_s = now_s + reply.throttle_time_ms / 1000
             self._settle(sent, names, reply, now_s)
-        self.wake()
+        if self._accumulator.active:
+            self.wake()
 
     def _settle(
         self, sent: list[tuple[PartitionQueue, Batch]], names: dict[bytes, str], reply: Message, now_s: float

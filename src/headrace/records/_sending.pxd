@@ -2,6 +2,7 @@
 
 cimport cython
 from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memcpy
 
 cdef uint64_t _M
 cdef uint64_t _SEED
@@ -11,7 +12,6 @@ cdef int _HEADER_SIZE
 cdef int _OVERHEAD_BYTES
 cdef int _FIRST_BYTES
 cdef int64_t _MILLISECOND_NS
-cdef bint _COMPILED
 cdef bytes _NO_HEADERS
 
 @cython.locals(
@@ -42,6 +42,7 @@ cdef class RecordBuffer:
     @cython.locals(
         raw_key=bytes, raw_value=bytes, tail=bytes, key_length=Py_ssize_t, value_length=Py_ssize_t,
         count=Py_ssize_t, base=int64_t, delta=int64_t, body=Py_ssize_t, added=Py_ssize_t, pos=Py_ssize_t,
+        data="unsigned char*",
     )
     cpdef Py_ssize_t append(self, int64_t timestamp, object key, object value, object headers) except -1
     cpdef bint promise(
@@ -49,10 +50,6 @@ cdef class RecordBuffer:
     ) except -1
     @cython.locals(room=Py_ssize_t)
     cdef int grow(self, Py_ssize_t needed) except -1
-    @cython.locals(raw=uint64_t)
-    cdef Py_ssize_t put_varint(self, Py_ssize_t pos, int64_t value) noexcept
-    @cython.locals(length=Py_ssize_t, at=Py_ssize_t, source="const unsigned char*")
-    cdef Py_ssize_t put_bytes(self, Py_ssize_t pos, bytes raw) except -1
 
 
 @cython.no_gc
@@ -107,5 +104,9 @@ cdef bytes _as_bytes(str name, object value)
 cdef bytes _encode_headers(object headers)
 @cython.locals(raw=uint64_t)
 cdef int _put_varint(bytearray out, int64_t value) except -1
+@cython.locals(raw=uint64_t)
+cdef Py_ssize_t _store_varint(unsigned char* data, Py_ssize_t pos, int64_t value) noexcept
+@cython.locals(length=Py_ssize_t, source="const unsigned char*")
+cdef Py_ssize_t _store_bytes(unsigned char* data, Py_ssize_t pos, bytes raw) except -1
 @cython.locals(raw=uint64_t, size=Py_ssize_t)
 cdef Py_ssize_t _varint_size(int64_t value) noexcept

@@ -13,11 +13,17 @@ Callers: the client's accumulator and producer.
 
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable
-from types import FunctionType
 from typing import Any, NamedTuple, Protocol
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.records.batch import Buffer
+
+# Cython reads the import below when it compiles; nothing ever runs it, because Cython need not be installed.
+_NEVER = False
+if _NEVER:
+    import cython
+else:
+    from headrace.records import without_cython as cython
 
 Header = tuple[str, bytes | None]
 
@@ -131,17 +137,18 @@ class RecordBuffer:
             return 0
         if pos + added > self.capacity:
             self.grow(pos + added)
-        pos = self.put_varint(pos, body)
-        self.data[pos] = 0
-        pos = self.put_varint(pos + 1, delta)
-        pos = self.put_varint(pos, count)
-        pos = self.put_varint(pos, key_length)
+        data = self.data
+        pos = _store_varint(data, pos, body)
+        data[pos] = 0
+        pos = _store_varint(data, pos + 1, delta)
+        pos = _store_varint(data, pos, count)
+        pos = _store_varint(data, pos, key_length)
         if raw_key is not None:
-            pos = self.put_bytes(pos, raw_key)
-        pos = self.put_varint(pos, value_length)
+            pos = _store_bytes(data, pos, raw_key)
+        pos = _store_varint(data, pos, value_length)
         if raw_value is not None:
-            pos = self.put_bytes(pos, raw_value)
-        self.size_bytes = self.put_bytes(pos, tail)
+            pos = _store_bytes(data, pos, raw_value)
+        self.size_bytes = _store_bytes(data, pos, tail)
         self.base_timestamp = base
         if timestamp > self.max_timestamp:
             self.max_timestamp = timestamp
@@ -174,25 +181,6 @@ class RecordBuffer:
         self.out += bytes(room - len(self.out))
         self.data = self.out
         self.capacity = room
-
-    def put_varint(self, pos: int, value: int) -> int:
-        raw = value << 1 if value >= 0 else (value << 1) ^ -1
-        while raw >= 0x80:
-            self.data[pos] = (raw & 0x7F) | 0x80
-            raw >>= 7
-            pos += 1
-        self.data[pos] = raw
-        return pos + 1
-
-    def put_bytes(self, pos: int, raw: bytes) -> int:
-        length = len(raw)
-        if _COMPILED:
-            source = raw
-            for at in range(length):
-                self.data[pos + at] = source[at]
-        else:
-            self.data[pos : pos + length] = raw
-        return pos + length
 
     def fill(self, framed: bytearray, count: int, base_timestamp: int, max_timestamp: int) -> None:
         """Take over records that were encoded elsewhere behind room for a header; only while it is empty."""
@@ -436,6 +424,26 @@ def _put_varint(out: bytearray, value: int) -> None:
     out.append(raw)
 
 
+def _store_varint(data: bytearray, pos: int, value: int) -> int:
+    raw = value << 1 if value >= 0 else (value << 1) ^ -1
+    while raw >= 0x80:
+        data[pos] = (raw & 0x7F) | 0x80
+        raw >>= 7
+        pos += 1
+    data[pos] = raw
+    return pos + 1
+
+
+def _store_bytes(data: bytearray, pos: int, raw: bytes) -> int:
+    length = len(raw)
+    if cython.compiled:
+        source = raw
+        memcpy(data + pos, source, length)  # type: ignore[name-defined, operator] # noqa: F821
+    else:
+        data[pos : pos + length] = raw
+    return pos + length
+
+
 def _varint_size(value: int) -> int:
     raw = value << 1 if value >= 0 else (value << 1) ^ -1
     size = 1
@@ -443,7 +451,3 @@ def _varint_size(value: int) -> int:
         raw >>= 7
         size += 1
     return size
-
-
-# A loop over bytes is the fastest way to copy them in C, and the slowest in Python.
-_COMPILED = not isinstance(_as_bytes, FunctionType)
