@@ -36,6 +36,18 @@ def test_placement_keeps_its_promises(
     assert max(counts) - min(counts) <= 1
 
 
+@given(st.lists(st.integers(0, 20), min_size=2, max_size=6), st.integers(1, 20), st.integers(0, 20))
+def test_the_leaders_of_a_topic_are_spread_whatever_brokers_lead_already(
+    led: list[int], partitions: int, more: int
+) -> None:
+    brokers = [PlaceableBroker(number, None) for number in range(len(led))]
+    holdings = Holdings([(number,) for number, count in enumerate(led) for _ in range(count)])
+    placed = place(brokers, 1, partitions, "t", 0, holdings)
+    placed += place(brokers, 1, more, "t", partitions, holdings, placed)
+    counts = [sum(replicas[0] == broker.id for replicas in placed) for broker in brokers]
+    assert max(counts) - min(counts) <= 1
+
+
 @given(st.integers(2, 9), st.integers(1, 3), st.integers(1, 200))
 def test_no_broker_holds_much_more_than_its_share(brokers: int, factor: int, partitions: int) -> None:
     factor = min(factor, brokers)
@@ -54,7 +66,7 @@ def test_placement_goes_on_where_it_stopped() -> None:
     brokers = [PlaceableBroker(number, None) for number in range(3)]
     holdings = Holdings()
     first = place(brokers, 2, 3, "t", 0, holdings)
-    assert spread(brokers, 2, 6) == first + place(brokers, 2, 3, "t", 3, holdings)
+    assert spread(brokers, 2, 6) == first + place(brokers, 2, 3, "t", 3, holdings, first)
 
 
 def test_most_followers_would_stay_when_a_broker_is_added() -> None:

@@ -204,7 +204,7 @@ def coordinate_before_the_log_is_loaded() -> list[Patch]:
 
 @mutant
 def take_commits_of_any_generation() -> list[Patch]:
-    return [(GroupShard, "_check_committer", lambda self, who: ErrorCode.NONE)]
+    return [(GroupShard, "_check_committer", lambda self, who, group: ErrorCode.NONE)]
 
 
 @mutant

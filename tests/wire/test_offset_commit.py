@@ -14,7 +14,13 @@ VERSIONS = range(FIRST, LAST + 1)
 texts = st.text(max_size=150)
 int32s = st.integers(-(2**31), 2**31 - 1)
 partitions = st.lists(st.tuples(int32s, st.integers(-1, 2**60), int32s, st.none() | texts), max_size=3)
-topics = st.lists(st.tuples(texts, st.binary(min_size=16, max_size=16), partitions), max_size=3)
+ids = st.binary(min_size=16, max_size=16)
+one_bare = st.tuples(int32s, st.integers(-1, 2**60), int32s, st.sampled_from((None, ""))).map(
+    lambda one: [one]
+)
+topics = st.lists(st.tuples(texts, ids, partitions), max_size=3) | st.tuples(texts, ids, one_bare).map(
+    lambda one: [one]  # what most commits are, and what is read in one go
+)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -218,7 +218,8 @@ def _more_partitions(
         raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     replication_factor = len(topic.partitions[0].replicas)
     if request.assignments is None:
-        replicas = _place(image, replication_factor, more, topic.name, have, holdings_of(image))
+        siblings = [partition.replicas for partition in topic.partitions]
+        replicas = _place(image, replication_factor, more, topic.name, have, holdings_of(image), siblings)
     else:
         replicas = [_checked(image, chosen, replication_factor) for chosen in request.assignments]
     return _registrations(image, topic.id, have, replicas)
@@ -276,7 +277,13 @@ def _checked(image: ClusterImage, replicas: Sequence[int], replication_factor: i
 
 
 def _place(
-    image: ClusterImage, replication_factor: int, partitions: int, name: str, first: int, holdings: Holdings
+    image: ClusterImage,
+    replication_factor: int,
+    partitions: int,
+    name: str,
+    first: int,
+    holdings: Holdings,
+    siblings: Sequence[Sequence[int]] = (),
 ) -> list[tuple[int, ...]]:
     brokers = [
         PlaceableBroker(broker.id, broker.rack, not broker.may_lead) for broker in image.brokers.values()
@@ -292,7 +299,7 @@ def _place(
             f"Unable to replicate the partition {replication_factor} time(s): The target replication factor of "
             f"{replication_factor} cannot be reached because only {len(brokers)} broker(s) are registered.",
         )
-    return place(brokers, replication_factor, partitions, name, first, holdings)
+    return place(brokers, replication_factor, partitions, name, first, holdings, siblings)
 
 
 def holdings_of(image: ClusterImage) -> Holdings:

@@ -3,10 +3,11 @@
 Followers by consistent hashing with bounded load: each broker has many points on a ring, a partition one; from there on
 the ring says which brokers are asked first, and one that holds more than its share is passed over. So a cluster that
 grows by a broker would place most partitions as before, and none fills up. Leaders (first replicas) go to whoever leads
-least, in the ring's order where that is equal. Invariants: no broker holds two replicas of one partition; the leaders
-of new partitions on brokers that led equally many are spread evenly, give or take one; a partition's replicas are on as
-many racks as there are, or as it has replicas; brokers that are fenced are used only when there are too few others, and
-never lead while there is one that is not. Called by the controller.
+least of the topic, then least of all, in the ring's order where that is equal too: the traffic of one topic is more
+alike than that of several. Invariants: no broker holds two replicas of one partition; the leaders of a new topic are
+spread evenly, give or take one, whatever else the brokers lead; a partition's replicas are on as many racks as there
+are, or as it has replicas; brokers that are fenced are used only when there are too few others, and never lead while
+there is one that is not. Called by the controller.
 """
 
 from bisect import bisect
@@ -56,24 +57,32 @@ def place(
     name: str,
     first: int,
     holdings: Holdings,
+    siblings: Iterable[Sequence[int]] = (),
 ) -> list[tuple[int, ...]]:
-    """The replicas of partitions `first` and on of a topic, leader first. `holdings` has them too, afterwards."""
+    """The replicas of partitions `first` and on of a topic, leader first. `holdings` has them too, afterwards.
+
+    `siblings` are the replicas of the partitions that the topic has already, which `holdings` counts.
+    """
     assert 1 <= replication_factor <= len(brokers)
     by_id = {broker.id: broker for broker in brokers}
     ring = _ring(tuple(sorted(by_id)))
+    of_topic = Counter([replicas[0] for replicas in siblings])
     placed = []
     for index in range(first, first + partitions):
         order = [by_id[broker_id] for broker_id in _order(ring, f"{name}-{index}")]
-        replicas = _replicas(order, replication_factor, holdings)
+        replicas = _replicas(order, replication_factor, holdings, of_topic)
         holdings.add(replicas)
+        of_topic[replicas[0]] += 1
         placed.append(replicas)
     return placed
 
 
-def _replicas(order: list[PlaceableBroker], replication_factor: int, holdings: Holdings) -> tuple[int, ...]:
+def _replicas(
+    order: list[PlaceableBroker], replication_factor: int, holdings: Holdings, of_topic: Counter[int]
+) -> tuple[int, ...]:
     share = ceil(SHARE * (holdings.total + replication_factor) / len(order))
     leaders, held = holdings.leaders, holdings.replicas
-    chosen = [min(order, key=lambda broker: (broker.fenced, leaders[broker.id]))]
+    chosen = [min(order, key=lambda broker: (broker.fenced, of_topic[broker.id], leaders[broker.id]))]
     left = [broker for broker in order if broker is not chosen[0]]
     racks = {chosen[0].rack}
     while len(chosen) < replication_factor:

@@ -17,6 +17,8 @@ Then: TypeAlias = Callable[[ErrorCode, int, "Effects"], None]
 Record: TypeAlias = tuple[bytes, bytes | None]
 TimerKey: TypeAlias = tuple[str, ...]
 
+_new_tuple = tuple.__new__  # a named tuple's own takes three times as long
+
 
 class Write(NamedTuple):
     """Records that belong together: in one batch of the log, perhaps with those of other steps."""
@@ -59,4 +61,4 @@ class Effects:
         ahead: bool = False,
         producer: tuple[int, int] | None = None,
     ) -> None:
-        self.writes.append(Write(records, then, replayed, ahead, producer))
+        self.writes.append(_new_tuple(Write, (records, then, replayed, ahead, producer)))

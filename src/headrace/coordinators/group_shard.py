@@ -32,7 +32,6 @@ from headrace.coordinators.records import (
     NEVER,
     GroupKey,
     OffsetKey,
-    OffsetValue,
     decode_group,
     decode_key,
     decode_offset,
@@ -150,18 +149,18 @@ class GroupShard(GroupMembers):
     def commit(
         self,
         who: Committer,
-        commits: Sequence[Commit],
+        commits: Sequence[tuple[str, int, int, int, str]],
         done: Callable[[CommitResult], None],
         now_ms: int,
         out: Effects,
     ) -> None:
         """Store offsets. `done` is told how it went when they are committed, or at once when they will not be."""
-        error = self._check_committer(who)
-        if error is not ErrorCode.NONE:
-            done([(each.topic, each.partition, error) for each in commits])
-            return
         group = self.groups.get(who.group_id)
-        if group is not None:
+        error = self._check_committer(who, group)
+        if error is not ErrorCode.NONE:
+            done([(topic, index, error) for topic, index, *_ in commits])
+            return
+        if group is not None and who.member_id:
             group.touch(who.member_id, out)
         expires_ms = NEVER if who.retention_ms == -1 else now_ms + who.retention_ms
         longest = self._config().offset_metadata_max_bytes
@@ -171,8 +170,8 @@ class GroupShard(GroupMembers):
             if len(metadata) > longest:
                 results.append((topic, index, ErrorCode.OFFSET_METADATA_TOO_LARGE))
                 continue
-            value = OffsetValue(offset, leader_epoch, metadata, now_ms, expires_ms)
-            records.append((offset_key(who.group_id, topic, index), offset_value(value)))
+            value = offset_value((offset, leader_epoch, metadata, now_ms, expires_ms))
+            records.append((offset_key(who.group_id, topic, index), value))
             results.append((topic, index, ErrorCode.NONE))
 
         def stored(error: ErrorCode, now_ms: int, out: Effects) -> None:
@@ -187,15 +186,14 @@ class GroupShard(GroupMembers):
         else:
             done(results)
 
-    def _check_committer(self, who: Committer) -> ErrorCode:
-        group = self.groups.get(who.group_id)
-        if group is None:
-            if who.generation < 0:
-                return ErrorCode.NONE
-            if who.version >= GROUP_NOT_FOUND_FROM_COMMIT_VERSION:
-                return ErrorCode.GROUP_ID_NOT_FOUND
-            return ErrorCode.ILLEGAL_GENERATION
-        return group.check_committer(who)
+    def _check_committer(self, who: Committer, group: Group | None) -> ErrorCode:
+        if group is not None:
+            return group.check_committer(who)
+        if who.generation < 0:
+            return ErrorCode.NONE
+        if who.version >= GROUP_NOT_FOUND_FROM_COMMIT_VERSION:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        return ErrorCode.ILLEGAL_GENERATION
 
     def check_reader(self, group_id: str, member_id: str | None, epoch: int) -> ErrorCode:
         """Whether a member that asks for offsets is the one it was. Only the consumer protocol's say who they are."""

@@ -27,14 +27,16 @@ class CommittedOffsets:
 
     def put(self, key: OffsetKey, value: OffsetValue | None) -> None:
         """A record says that an offset is committed, or with None that it is gone."""
+        group, topic, partition = key
+        offsets = self._groups.get(group)
         if value is not None:
-            self._groups.setdefault(key.group, {})[(key.topic, key.partition)] = value
-            return
-        offsets = self._groups.get(key.group)
-        if offsets is not None:
-            offsets.pop((key.topic, key.partition), None)
+            if offsets is None:
+                offsets = self._groups[group] = {}
+            offsets[topic, partition] = value
+        elif offsets is not None:
+            offsets.pop((topic, partition), None)
             if not offsets:
-                del self._groups[key.group]
+                del self._groups[group]
 
     def get(self, group: str, topic: str, partition: int) -> OffsetValue | None:
         offsets = self._groups.get(group)

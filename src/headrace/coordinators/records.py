@@ -31,6 +31,7 @@ _PLAIN_OFFSET = struct.Struct(">hqih")
 _BARE_OFFSET = struct.Struct(">hqihq")
 _OFFSET_KEYS = (_SHORT.pack(OFFSET_KEY_VERSION), _SHORT.pack(0))
 _PLAIN_VERSION = _SHORT.pack(VALUE_VERSION)
+_new_tuple = tuple.__new__  # a named tuple's own takes three times as long
 
 
 class OffsetKey(NamedTuple):
@@ -98,18 +99,18 @@ def group_key(group: str) -> bytes:
     return _SHORT.pack(GROUP_KEY_VERSION) + _string(group)
 
 
-def offset_value(value: OffsetValue) -> bytes:
-    if value.expire_timestamp_ms != NEVER:
+def offset_value(value: OffsetValue | tuple[int, int, str, int, int]) -> bytes:
+    offset, epoch, metadata, committed_ms, expires_ms = value
+    if expires_ms != NEVER:
         return b"".join(
             (
                 _SHORT.pack(EXPIRING_VALUE_VERSION),
-                _LONG.pack(value.offset),
-                _string(value.metadata),
-                _LONG.pack(value.commit_timestamp_ms),
-                _LONG.pack(value.expire_timestamp_ms),
+                _LONG.pack(offset),
+                _string(metadata),
+                _LONG.pack(committed_ms),
+                _LONG.pack(expires_ms),
             )
         )
-    offset, epoch, metadata, committed_ms, _ = value
     if not metadata:
         return _BARE_OFFSET.pack(VALUE_VERSION, offset, epoch, 0, committed_ms)
     data = metadata.encode()
@@ -189,7 +190,7 @@ def _plain_offset(data: bytes) -> OffsetValue:
         if len(data) == _BARE_OFFSET.size:
             _, offset, leader_epoch, size, committed_ms = _BARE_OFFSET.unpack(data)
             if size == 0:
-                return OffsetValue(offset, leader_epoch, "", committed_ms)
+                return _new_tuple(OffsetValue, (offset, leader_epoch, "", committed_ms, NEVER))
         _, offset, leader_epoch, size = _PLAIN_OFFSET.unpack_from(data)
         end = _PLAIN_OFFSET.size + size
         if size >= 0:

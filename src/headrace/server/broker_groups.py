@@ -136,7 +136,10 @@ class GroupCoordinator:
     # -- offsets -------------------------------------------------------------------------------------------------------
 
     def commit_then(
-        self, who: Committer, commits: Sequence[Commit], done: Callable[[CommitResult], None]
+        self,
+        who: Committer,
+        commits: Sequence[tuple[str, int, int, int, str]],
+        done: Callable[[CommitResult], None],
     ) -> None:
         """Commit, and be told how it went; without a future, because commits are many."""
         shard = self._shard(who.group_id)

@@ -46,17 +46,17 @@ def handle_offset_commit(broker: Broker, exchange: Exchange, frame: memoryview, 
     refusal = _refusal(context, request.group_id)
     image = broker.image
     answers: list[tuple[TopicKey, list[tuple[int, int]]]] = []
-    commits: list[Commit] = []
+    commits: list[tuple[str, int, int, int, str]] = []
     places: list[tuple[list[tuple[int, int]], int]] = []
     for key, wanted in request.topics:
-        found = image.topic_by_id(key) if isinstance(key, bytes) else image.topics.get(key)
+        found = image.topics.get(key) if isinstance(key, str) else image.topic_by_id(key)
         error = refusal or _named_error(context, found, key)
-        count = len(found.partitions) if found is not None and error is ErrorCode.NONE else 0
+        name, count = ("", 0) if found is None or error else (found.name, len(found.partitions))
         results: list[tuple[int, int]] = []
         answers.append((key, results))
         for index, offset, leader_epoch, metadata in wanted:
-            if 0 <= index < count and found is not None:
-                commits.append(Commit(found.name, index, offset, leader_epoch, metadata))
+            if 0 <= index < count:
+                commits.append((name, index, offset, leader_epoch, metadata))
                 places.append((results, len(results)))
                 results.append((index, 0))
             else:
@@ -72,18 +72,12 @@ def handle_offset_commit(broker: Broker, exchange: Exchange, frame: memoryview, 
     if not commits:
         answer([])
         return
-    who = Committer(
-        request.group_id,
-        request.member_id,
-        request.instance_id,
-        request.generation,
-        request.retention_ms,
-        version,
-    )
+    group_id, generation, member_id, instance_id, retention_ms, _ = request
+    who = Committer(group_id, member_id, instance_id, generation, retention_ms, version)
     try:
         broker.groups.commit_then(who, commits, answer)
     except KafkaError as refused:
-        answer([(each.topic, each.partition, refused.code) for each in commits])
+        answer([(name, index, refused.code) for name, index, *_ in commits])
 
 
 def _named_error(context: RequestContext, found: TopicImage | None, key: TopicKey) -> ErrorCode:
