@@ -25,7 +25,7 @@ from xml.sax.saxutils import escape
 from benchmarks import client_latency, client_runs
 from benchmarks.report import FOLDER, FONT, machine
 
-LATENCY_S = 4
+LATENCY_S = 8
 IMPORTS = 7
 IMPORT_MS_MAX = 150
 
