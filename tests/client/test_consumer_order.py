@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.base.errors import ErrorCode, KafkaError
@@ -42,6 +42,30 @@ def fill(cluster: ScriptedCluster, sizes: list[int]) -> None:
     partition_bytes=st.sampled_from([1, 200, 1_048_576]),
     fetch_bytes=st.sampled_from([1, 300, 52_428_800]),
     brokers=st.integers(1, 3),
+)
+@example(  # a timer rang a tick before its time, and the poll that it was for asked for another one, for ever
+    fates=[
+        FetchFate.EMPTY,
+        FetchFate.FINE,
+        FetchFate.LOST,
+        FetchFate.LEADER_MOVED,
+        FetchFate.STUCK,
+        FetchFate.LEADER_MOVED,
+        FetchFate.SLOW,
+        FetchFate.STUCK,
+        FetchFate.SLOW,
+        FetchFate.SLOW,
+        FetchFate.SLOW,
+        FetchFate.LEADER_MOVED,
+        FetchFate.EMPTY,
+        FetchFate.LOST,
+        FetchFate.SLOW,
+    ],
+    sizes=[6, 3, 1, 3, 6, 4, 6, 4, 6, 2, 1, 5],
+    poll_records=3,
+    partition_bytes=1_048_576,
+    fetch_bytes=1,
+    brokers=3,
 )
 def test_every_record_is_read_once_and_in_order_whatever_fails_on_the_way(
     fates: list[FetchFate],

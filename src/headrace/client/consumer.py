@@ -266,19 +266,20 @@ class Consumer(Reading):
 
     async def _poll_until(self, deadline_s: float, count_max: int) -> list[ConsumerRecord]:
         loop = asyncio.get_running_loop()
-        begun_s = loop.time()
+        stuck_s = loop.time() + STUCK_AFTER_S
         self._need_something_to_read()
         while True:
             self._fetcher.nudge()
-            await self._fetcher.wait(min(deadline_s, loop.time() + STUCK_AFTER_S))
+            now_s = await self._fetcher.wait(min(deadline_s, stuck_s))
             if self._group is not None:
                 await self._attend()
+                now_s = max(now_s, loop.time())
             records = self._fetcher.take(count_max)
-            now_s = loop.time()
+            if not records and now_s >= stuck_s:
+                self._warn_when_stuck(now_s)
+                stuck_s = now_s + STUCK_AFTER_S
             if records or now_s >= deadline_s:
                 return records
-            if now_s - begun_s >= STUCK_AFTER_S:
-                self._warn_when_stuck(now_s)
 
     async def _attend(self) -> None:
         if self._group is not None:
@@ -391,13 +392,14 @@ class Consumer(Reading):
     async def poll_chunks(self, deadline_s: float) -> list[Chunk]:
         """What was fetched for each partition, undecoded, or what comes before the deadline."""
         self._need_something_to_read()
+        now_s = asyncio.get_running_loop().time()
         while True:
             await self._attend()
             chunks = self._fetcher.take_chunks()
-            if chunks or asyncio.get_running_loop().time() >= deadline_s:
+            if chunks or now_s >= deadline_s:
                 return chunks
             self._fetcher.nudge()
-            await self._fetcher.wait(deadline_s)
+            now_s = await self._fetcher.wait(deadline_s)
 
     # -- processing -------------------------------------------------------------------------------------------------
 

@@ -99,6 +99,7 @@ class Fetcher:
         self._arrived = asyncio.Event()
         self._patience: asyncio.TimerHandle | None = None  # when readers look without news; may be too early
         self._patience_s = NEVER_S
+        self._waited_until_s = 0.0
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._turn: deque[TopicPartition] = deque()
         self._closed = False
@@ -182,8 +183,7 @@ class Fetcher:
                 out += records
             else:
                 state.chunks.popleft()
-                if not state.fetching:
-                    self.wake()
+                self.wake()
 
     def refuse(self, partition: TopicPartition, error: KafkaError) -> None:
         """Do not read a partition until it is sought and resumed; the next look raises why."""
@@ -195,10 +195,11 @@ class Fetcher:
         """Let whoever waits look again."""
         self._arrived.set()
 
-    async def wait(self, until_s: float) -> None:
+    async def wait(self, until_s: float) -> float:
         """Return when something has arrived since the last look: records, an error, or progress without records.
 
-        At `until_s` at the latest; now and then earlier, because one timer serves many waits.
+        At `until_s` at the latest; now and then earlier, because one timer serves many waits. Returns what time it
+        is: that of the timer, where the clock is a tick behind it.
         """
         if not self._arrived.is_set():
             if until_s < self._patience_s:
@@ -208,8 +209,10 @@ class Fetcher:
                 self._patience = asyncio.get_running_loop().call_at(until_s, self._end_patience)
             await self._arrived.wait()
         self._arrived.clear()
+        return max(asyncio.get_running_loop().time(), self._waited_until_s)
 
     def _end_patience(self) -> None:
+        self._waited_until_s = self._patience_s
         self._patience, self._patience_s = None, NEVER_S
         self._arrived.set()
 
@@ -245,14 +248,14 @@ class Fetcher:
         self.errors.append(ClientError(f"the consumer failed: {error!r}", "please report this with the log"))
         self._arrived.set()
 
-    def _step(self) -> None:
-        """Start what can be started, and see to it that the next moment is not missed."""
+    def _step(self, now_s: float = 0.0) -> None:
+        """Start what can be started, and see to it that the next moment is not missed. It is `now_s` or later."""
         self._woken = False
         if self._closed:
             return
         loop = asyncio.get_running_loop()
         try:
-            next_s = self._look(loop.time())
+            next_s = self._look(max(now_s, loop.time()))
         except Exception as error:
             self._broke("fetcher", error)
             return
@@ -263,8 +266,9 @@ class Fetcher:
             self._alarm = loop.call_at(next_s, self._on_alarm)
 
     def _on_alarm(self) -> None:
+        now_s = self._alarm_s
         self._alarm, self._alarm_s = None, NEVER_S
-        self._step()
+        self._step(now_s)
 
     def _look(self, now_s: float) -> float:
         """Start whatever can be started; returns when to look again."""

@@ -101,14 +101,14 @@ class Reading:
     async def position(self, partition: TopicPartition) -> int:
         """The offset of the next record of this partition, found first if need be. Raises KafkaError."""
         state = self._fetcher.state(partition)
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + self.config.default_api_timeout_ms / 1000
+        now_s = asyncio.get_running_loop().time()
+        deadline_s = now_s + self.config.default_api_timeout_ms / 1000
         while state.position == UNKNOWN_OFFSET:
-            if loop.time() >= deadline_s:
+            if now_s >= deadline_s:
                 wait_ms = self.config.default_api_timeout_ms
                 raise RequestTimedOut(f"no position of {partition} within {wait_ms} ms")
             self._fetcher.wake()
-            await self._fetcher.wait(deadline_s)
+            now_s = await self._fetcher.wait(deadline_s)
             if self._fetcher.errors:
                 raise self._fetcher.errors.popleft()
         waiting = self._first_buffered(partition)

@@ -131,13 +131,16 @@ class Sender:
         for batch in list(self._accumulator):
             self._give_up(self._accumulator.active[batch.partition], batch, failure)
 
-    def _step(self) -> None:
-        """Give up what is late, send what can be sent, and see to it that the next moment is not missed."""
+    def _step(self, now_s: float = 0.0) -> None:
+        """Give up what is late, send what can be sent, and see to it that the next moment is not missed.
+
+        It is `now_s` or later: the clock may be a tick behind the timer that rang.
+        """
         self._woken = False
         if self._stopped:
             return
         try:
-            now_s = self._loop.time()
+            now_s = max(now_s, self._loop.time())
             if self._cluster.stale:
                 self._want_metadata()
             if now_s >= self._expires_s:
@@ -154,8 +157,9 @@ class Sender:
             self._alarm = self._loop.call_at(next_s, self._on_alarm)
 
     def _on_alarm(self) -> None:
+        now_s = self._alarm_s
         self._alarm, self._alarm_s = None, NEVER_S
-        self._step()
+        self._step(now_s)
 
     # -- sending ----------------------------------------------------------------------------------------------------
 
