@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from headrace.base.errors import KafkaError as KafkaError
     from headrace.client.admin import Admin as Admin
     from headrace.client.admin import NewTopic as NewTopic
-    from headrace.client.commits import OffsetAndMetadata as OffsetAndMetadata
     from headrace.client.consumer import Consumer as Consumer
     from headrace.client.error_policy import DeadLetter as DeadLetter
     from headrace.client.fetched import ConsumerRecord as ConsumerRecord
     from headrace.client.group import RebalanceListener as RebalanceListener
     from headrace.client.producer import Producer as Producer
+    from headrace.client.topics import OffsetAndMetadata as OffsetAndMetadata
     from headrace.client.topics import TopicPartition as TopicPartition
     from headrace.records.codec import Delivery as Delivery
     from headrace.records.codec import RecordMetadata as RecordMetadata
@@ -32,7 +32,7 @@ _HOME = {
     "ErrorCode": "base.errors",
     "KafkaError": "base.errors",
     "NewTopic": "client.admin",
-    "OffsetAndMetadata": "client.commits",
+    "OffsetAndMetadata": "client.topics",
     "Producer": "client.producer",
     "RebalanceListener": "client.group",
     "RecordMetadata": "records.codec",

@@ -7,9 +7,8 @@ controller) are tried again until `default.api.timeout.ms`. Called by the comman
 
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from headrace.base.errors import ErrorCode, KafkaError
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
     from headrace.client.access_admin import AclFilter, AclRule
     from headrace.client.admin_txn import ProducerInfo, TransactionInfo, TransactionListing
     from headrace.client.cluster_admin import ClusterInfo, Election, QuorumInfo, Reassignment
-    from headrace.client.commits import OffsetAndMetadata
     from headrace.client.group_admin import GroupInfo, GroupLag, GroupListing
     from headrace.client.log_admin import LogDirectory
+    from headrace.client.topics import OffsetAndMetadata
 
 T = TypeVar("T")
 
@@ -71,14 +70,13 @@ class ConfigOp(IntEnum):
     SUBTRACT = 3
 
 
-@dataclass(frozen=True, slots=True)
-class NewTopic:
+class NewTopic(NamedTuple):
     """A topic to create; -1 takes the broker's default."""
 
     name: str
     partitions: int = -1
     replication_factor: int = -1
-    config: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, str] = MappingProxyType({})
 
 
 class Outcome(NamedTuple):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
 from headrace.client.assignors import COOPERATIVE, PROTOCOLS, assign
-from headrace.client.commits import MemberIdentity, OffsetAndMetadata, fetch_committed
+from headrace.client.commits import MemberIdentity, fetch_committed
 from headrace.client.config import ConsumerConfig
 from headrace.client.coordinator import Coordinator
 from headrace.client.errors import Fenced, error_code
@@ -27,7 +27,7 @@ from headrace.client.group_protocol import (
     encode_subscription,
 )
 from headrace.client.membership import Hooks, PollClock, refresh_if_stale
-from headrace.client.topics import TopicPartition
+from headrace.client.topics import OffsetAndMetadata, TopicPartition
 from headrace.wire.apis import Api
 from headrace.wire.messages import Message
 

@@ -11,7 +11,7 @@ from headrace.base.errors import ErrorCode, KafkaError
 from headrace.client.coordinator import Coordinator
 from headrace.client.errors import NotInGroup, error_code
 from headrace.client.group_protocol import by_topic
-from headrace.client.topics import TopicPartition
+from headrace.client.topics import OffsetAndMetadata, TopicPartition
 from headrace.wire.apis import Api
 from headrace.wire.messages import Message
 
@@ -28,14 +28,6 @@ _REMOVED = frozenset(
         ErrorCode.REBALANCE_IN_PROGRESS,
     }
 )
-
-
-class OffsetAndMetadata(NamedTuple):
-    """A committed offset: the next record to read, and a note."""
-
-    offset: int
-    metadata: str = ""
-    leader_epoch: int = -1
 
 
 class MemberIdentity(NamedTuple):

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
 from headrace.client.cluster import Cluster
-from headrace.client.commits import OffsetAndMetadata
 from headrace.client.config import consumer_config, settings
 from headrace.client.error_policy import OnError, error_handler
 from headrace.client.errors import ClientError, ConfigError, NotInGroup
@@ -30,17 +29,17 @@ from headrace.client.fetched import Chunk, ConsumerRecord
 from headrace.client.fetcher import Fetcher
 from headrace.client.incoming import Incoming
 from headrace.client.offsets import UNKNOWN_OFFSET
-from headrace.client.processing import Handler, Mode, Order, Processor, default_order, describe
 from headrace.client.reading import Reading
 from headrace.client.serializers import Deserializer, Format, deserializer_of
 from headrace.client.statistics import Statistics, counted
-from headrace.client.topics import TopicPartition
+from headrace.client.topics import OffsetAndMetadata, TopicPartition
 from headrace.client.tracing import Tracing
 from headrace.client.transport import Connector
 
 if TYPE_CHECKING:
     from headrace.client.columnar import Makers
     from headrace.client.group import Group, RebalanceListener
+    from headrace.client.processing import Handler, Mode, Order, Processor
 
 __all__ = ["Consumer", "ConsumerRecord"]
 
@@ -405,10 +404,10 @@ class Consumer(Reading):
 
     async def process(
         self,
-        handler: Handler,
+        handler: "Handler",
         *,
-        mode: Mode = "fifo",
-        order: Order | None = None,
+        mode: "Mode" = "fifo",
+        order: "Order | None" = None,
         workers: int | None = None,
         pending_max: int = PENDING_MAX,
     ) -> None:
@@ -419,6 +418,8 @@ class Consumer(Reading):
         (or, with `order="record"`, in none). Commits pass only what is done; at most `pending_max` records are in hand.
         An error of the handler goes to `on_error` of the constructor.
         """
+        from headrace.client.processing import Processor, default_order, describe
+
         chosen = order or default_order(mode)
         if (misfit := describe(mode, chosen)) is not None:
             raise ConfigError(misfit, "see the guide on modes")
@@ -449,7 +450,7 @@ class Consumer(Reading):
         if self._processor is not None:
             self._processor.stop()
 
-    async def _end_processing(self, processor: Processor) -> None:
+    async def _end_processing(self, processor: "Processor") -> None:
         """Commit what is done, and go back to the first record that is not."""
         try:
             if self._group is not None and self.config.enable_auto_commit:
@@ -468,7 +469,7 @@ class Consumer(Reading):
         if self._processor is not None:
             await self._processor.release(partitions, lost=lost)
 
-    def _traced(self, handler: Handler) -> Handler:
+    def _traced(self, handler: "Handler") -> "Handler":
         tracing = self._tracing
         if tracing is None:
             return handler

@@ -18,13 +18,13 @@ from headrace.base.log import get_logger
 from headrace.client.broker_assigned_member import BrokerAssignedMember
 from headrace.client.classic_member import ClassicMember
 from headrace.client.cluster import Cluster
-from headrace.client.commits import NOBODY, MemberIdentity, OffsetAndMetadata, commit_offsets, fetch_committed
+from headrace.client.commits import NOBODY, MemberIdentity, commit_offsets, fetch_committed
 from headrace.client.config import ConsumerConfig
 from headrace.client.coordinator import Coordinator, CoordinatorKind
 from headrace.client.errors import ClientError, NotInGroup
 from headrace.client.fetcher import Fetcher
 from headrace.client.membership import Member
-from headrace.client.topics import TopicPartition
+from headrace.client.topics import OffsetAndMetadata, TopicPartition
 
 PENDING_COMMITS_MAX = 100
 

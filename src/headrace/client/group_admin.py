@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.client.admin import Admin, Outcome
-from headrace.client.commits import NOBODY, OffsetAndMetadata, commit_offsets, fetch_committed
+from headrace.client.commits import NOBODY, commit_offsets, fetch_committed
 from headrace.client.coordinator import Coordinator, CoordinatorKind
 from headrace.client.errors import error_code
 from headrace.client.group_protocol import by_topic, decode_assignment, decode_subscription
 from headrace.client.offsets import LATEST, list_offsets
-from headrace.client.topics import TopicPartition
+from headrace.client.topics import OffsetAndMetadata, TopicPartition
 from headrace.wire.apis import Api
 from headrace.wire.messages import Message
 

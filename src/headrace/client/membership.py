@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from headrace.base.errors import KafkaError
-from headrace.client.commits import MemberIdentity, OffsetAndMetadata
+from headrace.client.commits import MemberIdentity
 from headrace.client.config import ConsumerConfig
 from headrace.client.coordinator import Coordinator
-from headrace.client.topics import TopicPartition
+from headrace.client.topics import OffsetAndMetadata, TopicPartition
 
 
 class Hooks(Protocol):

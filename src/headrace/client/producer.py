@@ -32,13 +32,13 @@ from headrace.client.serializers import Format, Serializer, serializer_of
 from headrace.client.statistics import ProducerCounters, Statistics, counted
 from headrace.client.topics import TopicPartition
 from headrace.client.tracing import Tracing
-from headrace.client.transactions import Transaction, Transactions
 from headrace.client.transport import Connector
 from headrace.records.batch import HEADER_SIZE
 from headrace.records.codec import Delivery, Pending, Portal, RecordMetadata, Route
 
 if TYPE_CHECKING:
     from headrace.client.columnar import Spares
+    from headrace.client.transactions import Transaction, Transactions
 
 __all__ = ["Delivery", "Producer", "RecordMetadata"]
 
@@ -89,7 +89,9 @@ class Producer:
         self._sender: Sender | None = None
         self._transactions: Transactions | None = None
         if self.config.transactional_id is not None:
-            self._transactions = Transactions(self.config, self.cluster, self._wake)
+            from headrace.client import transactions  # as much code again as all the rest of a producer
+
+            self._transactions = transactions.Transactions(self.config, self.cluster, self._wake)
             self._accumulator.gate(True)
         self._outgoing = Outgoing(
             serializer_of(key_serializer, "key_serializer"),
@@ -193,7 +195,10 @@ class Producer:
         if accumulator.pressed:
             accumulator.wake_next()
         if look:
-            self._sending().wake()
+            sender = self._sending()
+            if self.config.linger_ms == 0 and sender.sent_at_once(where):
+                return delivery
+            sender.wake()
             await asyncio.sleep(0)  # a loop of sends that never waits must let batches leave
         return delivery
 
@@ -303,12 +308,14 @@ class Producer:
 
     # -- transactions -----------------------------------------------------------------------------------------------
 
-    def transaction(self) -> Transaction:
+    def transaction(self) -> "Transaction":
         """A transaction, to be used with `async with`: committed at its end, aborted when the block raises."""
         if self._transactions is None:
             raise ConfigError(
                 "transactions need a transactional.id", "give the producer one, unique to this process"
             )
+        from headrace.client.transactions import Transaction
+
         return Transaction(self, self._transactions)
 
     def gate(self, shut: bool) -> None:

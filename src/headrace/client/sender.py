@@ -20,7 +20,7 @@ idempotence a retry may overtake, as in Kafka, unless only one request may be in
 import asyncio
 from collections.abc import Coroutine
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.ids import ZERO_ID
@@ -33,14 +33,18 @@ from headrace.client.connection import Connection
 from headrace.client.errors import ClientError, DeliveryTimedOut, error_code
 from headrace.client.partitioner import NodeLoad
 from headrace.client.statistics import ProducerCounters
-from headrace.client.transactions import PRODUCE_HIGHEST, Transactions
+from headrace.client.topics import TopicPartition
 from headrace.records.batch import NO_SEQUENCE
 from headrace.wire.apis import Api
 from headrace.wire.messages import Message
 
+if TYPE_CHECKING:
+    from headrace.client.transactions import Transactions
+
 NEVER_S = float("inf")
 EPOCH_MAX = 32_767
 BY_NAME_HIGHEST = 12
+TRANSACTIONAL_HIGHEST = 11  # from 12 on a broker takes a transactional produce for the newer protocol
 
 # After these the broker's idea of our sequence and ours differ.
 _LOST_TRACK = frozenset(
@@ -71,7 +75,7 @@ class Sender:
         cluster: Cluster,
         accumulator: Accumulator,
         loads: dict[int, NodeLoad],
-        transactions: Transactions | None = None,
+        transactions: "Transactions | None" = None,
     ) -> None:
         self._config = config
         self._cluster = cluster
@@ -97,6 +101,14 @@ class Sender:
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._step)
+
+    def sent_at_once(self, partition: TopicPartition) -> bool:
+        """Send what a partition has that waits for no answer, without a detour over the event loop; whether it went."""
+        queue = self._accumulator.active[partition]
+        if queue.in_flight or self._stopped:
+            return False
+        self._step()
+        return bool(queue.in_flight)
 
     async def stop(self, error: KafkaError) -> None:
         """End all tasks and fail whatever is left."""
@@ -275,7 +287,7 @@ class Sender:
         }
         highest = BY_NAME_HIGHEST if ZERO_ID in ids.values() else None
         if self._transactions is not None:
-            highest = PRODUCE_HIGHEST
+            highest = TRANSACTIONAL_HIGHEST
         future: asyncio.Future[Any]
         try:
             if self._config.acks == 0:

@@ -11,3 +11,11 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+class OffsetAndMetadata(NamedTuple):
+    """A committed offset: the next record to read, and a note."""
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int = -1

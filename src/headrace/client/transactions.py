@@ -20,20 +20,19 @@ from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
 from headrace.client.batches import NO_PRODUCER, ProducerId
 from headrace.client.cluster import Cluster
-from headrace.client.commits import OffsetAndMetadata, offset_topics
+from headrace.client.commits import offset_topics
 from headrace.client.config import ProducerConfig
 from headrace.client.consumer import Consumer, GroupMetadata
 from headrace.client.coordinator import Coordinator, CoordinatorKind
 from headrace.client.errors import ClientError, Fenced, TransactionFailed, error_code
 from headrace.client.group_protocol import by_topic
-from headrace.client.topics import TopicPartition
+from headrace.client.topics import OffsetAndMetadata, TopicPartition
 from headrace.wire.apis import Api
 
 # The last version in which a client names the partitions of a transaction itself, as clusters of every age expect.
 ADD_PARTITIONS_HIGHEST = 3
 END_HIGHEST = 4
 OFFSETS_HIGHEST = 4
-PRODUCE_HIGHEST = 11
 
 _FENCED = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH})
 _LOST_ID = frozenset(
