@@ -108,3 +108,37 @@ def test_rows_reach_a_topic_once_over_a_failed_task_and_a_replayed_batch(
         note.unlink()  # the driver died after the batch was written and before Spark had noted it
     run()
     assert asyncio.run(committed_values(broker.bootstrap, "out", 2)) == expected
+
+
+def test_a_write_in_a_function_of_batches_is_once_over_a_replay_and_needs_a_name_for_a_second(
+    spark: Any, broker: Broker, tmp_path: Path
+) -> None:
+    broker.create_topic("each-in", 2)
+    broker.create_topic("each-out", 2)
+    count = 600
+    write(broker, "each-in", values(b"%d" % n for n in range(count)))
+    given = options(broker, topic="each-out", delivery="exactly_once")
+
+    def once(rows: Any, number: int) -> None:
+        rows.select("value").write.format("headrace").options(**given).mode("append").save()
+
+    def twice(rows: Any, number: int) -> None:
+        once(rows, number)
+        once(rows, number)
+
+    def run(each: Any, checkpoint: str) -> None:
+        read = spark.readStream.format("headrace").options(
+            **options(broker, subscribe="each-in", startingOffsets="earliest", maxOffsetsPerTrigger="300")
+        )
+        writer = read.load().writeStream.foreachBatch(each).trigger(availableNow=True)
+        writer.option("checkpointLocation", str(tmp_path / checkpoint)).start().awaitTermination()
+
+    expected = sorted(b"%d" % n for n in range(count))
+    run(once, "once")
+    assert asyncio.run(committed_values(broker.bootstrap, "each-out", 2)) == expected
+    for note in (tmp_path / "once" / "commits").glob("*1*"):
+        note.unlink()
+    run(once, "once")
+    assert asyncio.run(committed_values(broker.bootstrap, "each-out", 2)) == expected
+    with pytest.raises(Exception, match="transactionalIdPrefix"):
+        run(twice, "twice")

@@ -113,6 +113,77 @@ def test_a_client_of_spark_connect_reads_and_writes_topics(
     assert asyncio.run(committed_values(broker.bootstrap, "connect-out", 2)) == sorted(rows)
 
 
+PIPELINE = """name: {name}
+bootstrap: {bootstrap}
+spark:
+  master: local[2]
+  config: {{spark.sql.shuffle.partitions: 2, spark.driver.host: 127.0.0.1}}
+sources:
+  lines:
+    topic: {name}-lines
+    decode: {{format: string}}
+steps:
+  - name: loud
+    python: loudly:loud
+    from: lines
+  - name: words
+    sql: SELECT explode(split(value, ' ')) AS word FROM loud
+sinks:
+  - from: words
+    topic: {name}-words
+    key: word
+trigger: {{available_now: true}}
+checkpoint: {folder}/checkpoint
+"""
+
+STEP = """
+from pyspark.sql import functions as F
+
+@F.udf("string", useArrow=False)
+def louder(value):
+    return value.upper()
+
+def loud(lines):
+    return lines.select(louder("value").alias("value"))
+"""
+
+
+def run_pipeline_on(master: str, name: str, broker: Broker, folder: Path) -> None:
+    """The same file, by the command line, twice: over new lines, and over what came after the first run."""
+    for topic in (f"{name}-lines", f"{name}-words"):
+        broker.create_topic(topic, 2)
+    path = folder / "pipeline.yaml"
+    path.write_text(PIPELINE.format(name=name, bootstrap=broker.bootstrap, folder=folder))
+    (folder / "loudly.py").write_text(STEP)
+    expected: list[bytes] = []
+    for lines in ([b"one two", b"three"], [b"four five"]):
+        put(broker, f"{name}-lines", lines)
+        done = subprocess.run(
+            [sys.executable, "-m", "headrace", "pipeline", "run", str(path), "--master", master, "--json"],
+            env=environment(),
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=400,
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        expected += [word for line in lines for word in line.upper().split()]
+        found = [json.loads(v) for v in asyncio.run(committed_values(broker.bootstrap, f"{name}-words", 2))]
+        assert sorted(row["word"].encode() for row in found) == sorted(expected)
+
+
+def test_a_pipeline_file_runs_on_a_standalone_cluster(cluster: str, broker: Broker, tmp_path: Path) -> None:
+    run_pipeline_on(cluster, "standalone", broker, tmp_path)
+
+
+def test_a_pipeline_file_runs_through_spark_connect(
+    connect_client: None, broker: Broker, tmp_path: Path
+) -> None:
+    with connect_server(tmp_path) as address:
+        run_pipeline_on(address, "connected", broker, tmp_path)
+
+
 def test_a_declarative_pipeline_writes_each_row_once_over_two_runs(
     connect_client: None, broker: Broker, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ In a transaction nothing is visible before somebody ends it: see `prepared`. Cal
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -100,6 +101,14 @@ class ArrowWriter:
     def prepared(self) -> TransactionalProducer:
         """Who wrote the open transaction: whoever has this can end it with `Coordination.end`."""
         return self._producer
+
+    async def warm_up(self, topic: str) -> None:
+        """Connect and ask what writing to a topic takes, while there are no rows yet. What fails shows in sending."""
+        with suppress(KafkaError):
+            self.cluster.track(topic)
+            await self.cluster.refresh()
+            if self._transactional_id is None:
+                await self._begin()
 
     async def send_arrow(
         self,

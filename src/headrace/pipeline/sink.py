@@ -114,6 +114,7 @@ class Written(WriterCommitMessage):
 
     sink: str
     run: str
+    batch: int
     rows: int
     entry: Entry | None
 
@@ -137,10 +138,10 @@ class _Writer:
             options.producer, options.topic, options.ledger_topic, options.transaction_timeout_ms, self.step
         )
         if not options.exactly_once:
-            return Written("", "", asyncio.run(task.write_at_least_once(iterator)), None)
+            return Written("", "", 0, asyncio.run(task.write_at_least_once(iterator)), None)
         who = self._identity()
         entry = asyncio.run(task.write_once(who, iterator))
-        return Written(who.sink, who.run, entry.rows if entry is not None else 0, entry)
+        return Written(who.sink, who.run, who.batch, entry.rows if entry is not None else 0, entry)
 
     def _identity(self) -> TaskIdentity:
         context = TaskContext.get()
@@ -155,15 +156,18 @@ class _Writer:
         sink = self._options.prefix or query
         return TaskIdentity(sink, run, int(batch), context.partitionId(), attempt)
 
-    def finish(self, messages: list[WriterCommitMessage | None], batch: int, *, commit: bool) -> None:
-        """Commit or abort on the driver."""
+    def finish(self, messages: list[WriterCommitMessage | None], *, commit: bool) -> None:
+        """Commit or abort on the driver the batch that the tasks were told of.
+
+        For a batch write inside `foreachBatch` that is the stream's batch, of which Spark tells only the tasks.
+        """
         written = [m for m in messages if isinstance(m, Written) and m.sink]
         if not self._options.exactly_once or not written:
             return
         entries = [m.entry for m in written if m.entry is not None]
-        asyncio.run(self._finish(written[0], entries, batch, commit))
+        asyncio.run(self._finish(written[0], entries, commit))
 
-    async def _finish(self, one: Written, entries: list[Entry], batch: int, commit: bool) -> None:
+    async def _finish(self, one: Written, entries: list[Entry], commit: bool) -> None:
         config = producer_config(self._options.producer)
         cluster = Cluster(config)
         try:
@@ -177,9 +181,9 @@ class _Writer:
             )
             committer = Committer(calls, ledger, one.run, self.step)
             if commit:
-                await committer.commit(batch, entries)
+                await committer.commit(one.batch, entries)
             else:
-                await committer.abort(batch, entries)
+                await committer.abort(one.batch, entries)
         finally:
             await cluster.close()
 
@@ -191,10 +195,10 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         super().__init__(options, schema, uuid.uuid4().hex)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.finish(messages, 0, commit=True)
+        self.finish(messages, commit=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.finish(messages, 0, commit=False)
+        self.finish(messages, commit=False)
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -204,7 +208,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         super().__init__(options, schema, "")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
-        self.finish(messages, batchId, commit=True)
+        self.finish(messages, commit=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
-        self.finish(messages, batchId, commit=False)
+        self.finish(messages, commit=False)

@@ -19,7 +19,15 @@ import pyarrow as pa
 
 from headrace.client.arrow_write import ArrowWriter
 from headrace.pipeline.committer import ends, recover
-from headrace.pipeline.ledger import RUN_CHARACTERS, Entry, Ledger, Step, no_step
+from headrace.pipeline.ledger import (
+    RUN_CHARACTERS,
+    Decision,
+    Entry,
+    Ledger,
+    LedgerError,
+    Step,
+    no_step,
+)
 from headrace.pipeline.options import OptionError
 
 
@@ -35,7 +43,19 @@ class TaskIdentity:
 
     @property
     def transactional_id(self) -> str:
-        return f"headrace-sink-{self.sink}-{self.run[:RUN_CHARACTERS]}-{self.slot}-{self.attempt}"
+        return f"{self._of_this_run}{self.slot}-{self.attempt}"
+
+    @property
+    def _of_this_run(self) -> str:
+        return f"headrace-sink-{self.sink}-{self.run[:RUN_CHARACTERS]}-"
+
+    def check_first(self, decision: Decision) -> None:
+        """Refuse a second write of one run in one batch, which would be taken for a replay. Raises LedgerError."""
+        if any(entry.producer.transactional_id.startswith(self._of_this_run) for entry in decision.entries):
+            raise LedgerError(
+                f"batch {self.batch} of sink '{self.sink}' was written by this run already. Two writes in one "
+                "foreachBatch need a 'transactionalIdPrefix' of their own each, or they are taken for replays."
+            )
 
 
 @dataclass(frozen=True)
@@ -65,6 +85,7 @@ class SinkTask:
                 await recover(writer.coordination, ledger, decision)
                 self.step("task: recovered")
             if decision.batch == who.batch:
+                who.check_first(decision)
                 entry = decision.entry_of(who.slot)
                 if entry is None or await ends(writer.coordination, ledger, who.batch, entry):
                     return None
@@ -91,6 +112,8 @@ class SinkTask:
         # the brokers meanwhile.
         coming = asyncio.create_task(asyncio.to_thread(next, rows, None))
         try:
+            if self.topic is not None:
+                await writer.warm_up(self.topic)
             while (batch := await coming) is not None:
                 coming = asyncio.create_task(asyncio.to_thread(next, rows, None))
                 if batch.num_rows == 0:
