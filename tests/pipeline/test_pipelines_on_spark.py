@@ -295,7 +295,7 @@ def _sessions(run: Run, broker: Broker, folder: Path) -> None:
     times = ["10:00", "10:10", "10:35", "12:00", "18:00"]
     write(broker, "clicks", *({"user": "u", "page": "/", "at": f"2026-01-01T{at}:00Z"} for at in times), b"?")
     run(job)
-    assert [row["clicks"] for row in rows_in(broker, "sessions")] == [3, 1]
+    assert sorted(row["clicks"] for row in rows_in(broker, "sessions")) == [1, 3]
     assert values_in(broker, "clicks.dead") == [b"?"]
 
 
