@@ -20,7 +20,7 @@ from typing import Any, Self
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.ids import ZERO_ID
 from headrace.client.arrow import DEFAULT_COLUMNS, TableMaker, concat
-from headrace.client.cluster import Cluster
+from headrace.client.cluster import SHARED, Cluster
 from headrace.client.config import ConsumerConfig, consumer_config
 from headrace.client.errors import ClientError, RequestTimedOut, error_code
 from headrace.client.offsets import EARLIEST, LATEST, OffsetAndTimestamp, list_offsets, missing_partition
@@ -98,6 +98,7 @@ class ArrowReader:
         self.config: ConsumerConfig = consumer_config(config)
         self.cluster = cluster or Cluster(self.config)
         self._owns_cluster = cluster is None
+        self._purpose = SHARED if self._owns_cluster else PURPOSE  # alone, one connection does for everything
 
     async def __aenter__(self) -> Self:
         return self
@@ -219,7 +220,7 @@ class ArrowReader:
                 if leader is None:
                     raise missing_partition(self.cluster, where)
             try:
-                connection = await self.cluster.connection(leader[0], PURPOSE)
+                connection = await self.cluster.connection(leader[0], self._purpose)
                 topic_id = self.cluster.topic_id(where.topic)
                 reply = await connection.request(
                     Api.FETCH,
