@@ -177,13 +177,6 @@ def test_a_pipeline_file_runs_on_a_standalone_cluster(cluster: str, broker: Brok
     run_pipeline_on(cluster, "standalone", broker, tmp_path)
 
 
-def test_a_pipeline_file_runs_through_spark_connect(
-    connect_client: None, broker: Broker, tmp_path: Path
-) -> None:
-    with connect_server(tmp_path) as address:
-        run_pipeline_on(address, "connected", broker, tmp_path)
-
-
 def test_a_declarative_pipeline_writes_each_row_once_over_two_runs(
     connect_client: None, broker: Broker, tmp_path: Path
 ) -> None:
