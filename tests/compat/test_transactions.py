@@ -129,8 +129,9 @@ def test_a_timeout_beyond_the_brokers_bound_is_refused(bootstrap: str) -> None:
     assert told.value.args[0].name() == "INVALID_TRANSACTION_TIMEOUT"
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_offsets_are_committed_with_the_transaction_or_not_at_all(
-    bootstrap: str, make_topic: MakeTopic
+    bootstrap: str, make_topic: MakeTopic, protocol: str
 ) -> None:
     source, target, group = make_topic(), make_topic(), new_id("group")
     plain = Producer({**QUIET, "bootstrap.servers": bootstrap})
@@ -142,6 +143,7 @@ def test_offsets_are_committed_with_the_transaction_or_not_at_all(
             **QUIET,
             "bootstrap.servers": bootstrap,
             "group.id": group,
+            "group.protocol": protocol,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "isolation.level": "read_committed",

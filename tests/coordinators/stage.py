@@ -219,6 +219,7 @@ class Stage:
             given.get("generation", -1),
             given.get("retention", -1),
             given.get("version", 8),
+            (given["producer"], 0) if "producer" in given else None,
         )
         commit = Commit(
             given.get("topic", "t"), given.get("partition", 0), offset, 0, given.get("metadata", "")

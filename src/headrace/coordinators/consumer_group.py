@@ -399,6 +399,8 @@ class ConsumerGroup(ConsumerState):
             return ErrorCode.UNKNOWN_MEMBER_ID
         if member.is_classic:
             return ErrorCode.NONE if who.generation == member.epoch else ErrorCode.ILLEGAL_GENERATION
+        if who.producer is not None:  # its request has versions of its own, and no word for a stale epoch
+            return ErrorCode.NONE if who.generation == member.epoch else ErrorCode.ILLEGAL_GENERATION
         if who.version < EPOCHS_FROM_COMMIT_VERSION:
             return ErrorCode.UNSUPPORTED_VERSION
         return ErrorCode.NONE if who.generation == member.epoch else ErrorCode.STALE_MEMBER_EPOCH
