@@ -55,6 +55,7 @@ class Connection:
         self.lives = tuple([m.life if m is not None else 0 for m in self.machines])
         self.ends: list[End | None] = [None, None]
         self.closed = [False, False]
+        self._torn = False
         self._last = [0, 0]
         self._held: tuple[deque[tuple[str, bytes]], deque[tuple[str, bytes]]] = (deque(), deque())
 
@@ -66,8 +67,8 @@ class Connection:
             return
         if self.net.resets and self.net.random() < self.net.resets:
             self._reset()
-            return
-        self._pass_on(end, "data", data)
+        if not self._torn:
+            self._pass_on(end, "data", data)
 
     def close(self, end: int = 0) -> None:
         """This end is done; the other hears of it after what was sent before."""
@@ -76,6 +77,8 @@ class Connection:
             self._pass_on(end, "close", b"")
 
     def _reset(self) -> None:
+        """Both ends will hear of it; what is sent until then goes nowhere, or the other end would miss what was lost."""
+        self._torn = True
         for end in (0, 1):
             self._later(end, self.net.delay(), self._broken, True)
 
