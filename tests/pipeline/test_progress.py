@@ -63,6 +63,13 @@ def test_what_spark_leaves_out_is_nothing() -> None:
     assert (event["rows_out"], event["rows_in_per_s"], event["lag"], event["watermark"]) == (0, 0.0, {}, None)
 
 
+@pytest.mark.parametrize(
+    "row", [{}, ()]
+)  # through Spark Connect, a batch may come with a row without columns
+def test_a_count_without_columns_is_nothing(row: Any) -> None:
+    assert summarize("q", progress(observedMetrics={"headrace_out": row}))["rows_out"] == 0
+
+
 def totals() -> Totals:
     found = Totals()
     for batch in (1, 2):

@@ -66,7 +66,9 @@ def _rows_out(progress: Any) -> int:
     observed = progress["observedMetrics"] or {}
     if OBSERVED in observed:
         row = observed[OBSERVED]
-        return int(row["rows"] if isinstance(row, Mapping) else row.rows)
+        found = row.get("rows") if isinstance(row, Mapping) else getattr(row, "rows", None)
+        if found is not None:  # through Spark Connect, a batch may have a row without columns
+            return int(found)
     return max(0, int(progress["sink"]["numOutputRows"] or 0))
 
 
