@@ -77,7 +77,7 @@ class Connection:
             self._pass_on(end, "close", b"")
 
     def _reset(self) -> None:
-        """Both ends will hear of it; what is sent until then goes nowhere, or the other end would miss what was lost."""
+        """Both ends will hear of it; what is sent until then goes nowhere: nobody must miss what was lost."""
         self._torn = True
         for end in (0, 1):
             self._later(end, self.net.delay(), self._broken, True)
