@@ -36,7 +36,7 @@ from headrace.records.batch import (
     SegmentScan,
     parse_header,
 )
-from headrace.records.builder import finish_batch, iter_records
+from headrace.records.builder import finish_batch, finish_in_place, iter_records
 from headrace.records.compression import INFLATED_BYTES_MAX, decompress
 from headrace.storage.clean_txns import OpenTransactions
 from headrace.storage.files import File, FileSystem
@@ -50,9 +50,13 @@ WINDOW_BYTES: Final = 1 << 18  # read at a time: a portion; a larger batch gets 
 SPARE_SLOTS: Final = (
     4  # one for so many offsets of the dirty part, besides one for each; as far as memory allows
 )
+MARKS_SHARE: Final = (
+    16  # of its memory the map spends so small a part at most on a bit for each offset of the dirty part
+)
 TIME_MAX: Final = 2**63 - 1
 
 Group = list[Segment]
+Kept = bytes | bytearray | memoryview
 
 
 class Plan(NamedTuple):
@@ -151,8 +155,8 @@ class Cleaning:
             batch.producer_id, batch.base_offset
         ):
             return -1
-        payload = _payload(window, batch.position, batch.size, batch.attributes)
-        return compaction.map_keys(keys, payload, batch.base_offset, plan.first_dirty_offset)
+        data, start, end = _records(window, batch)
+        return compaction.map_keys(keys, data, start, end, batch.base_offset, plan.first_dirty_offset)
 
     # -- the second pass -------------------------------------------------------------------------------------
 
@@ -164,16 +168,16 @@ class Cleaning:
         for segment in group:
             last = segment is group[-1]
             for window, batches in self._windows(segment, 0):
-                out: list[bytes | memoryview] = []
+                out: list[Kept] = []
                 view = memoryview(window)
                 for batch in batches:
                     at_end = last and batch is batches[-1] and self._reached_end
-                    kept = self._filter(keys, view, batch, at_end)
+                    kept = self._filter(keys, window, batch, at_end)
                     changed = changed or kept is not None
                     if kept is None:
                         kept = view[batch.position : batch.position + batch.size]
                     out.append(kept)
-                written = target.write(b"".join(out))
+                written = target.write(out[0] if len(out) == 1 else b"".join(out))
                 self.totals.bytes_written += written
                 yield len(window) + written
         if not changed:
@@ -187,9 +191,7 @@ class Cleaning:
         ]
         yield CleanedSegment(target.finish(aborted), group)
 
-    def _filter(
-        self, keys: compaction.KeyMap, window: memoryview, batch: BatchInfo, at_end: bool
-    ) -> bytes | memoryview | None:
+    def _filter(self, keys: compaction.KeyMap, window: bytes, batch: BatchInfo, at_end: bool) -> Kept | None:
         """What stays of a batch: None when it stays as it is."""
         plan = self.plan
         header = parse_header(window, batch.position)
@@ -205,16 +207,18 @@ class Cleaning:
                 return b""
             return _empty(header) if header.record_count else None
         horizon_ms = header.base_timestamp if header.has_delete_horizon else TIME_MAX
-        payload = (
-            _payload(window, batch.position, batch.size, batch.attributes) if header.record_count else b""
-        )
-        kept, dropped, tombstones, latest_delta, body = compaction.filter_records(
+        data, start, end = _records(window, batch) if header.record_count else (b"", 0, 0)
+        kept, dropped, tombstones, latest_delta, out = compaction.filter_records(
             keys,
-            payload,
+            data,
+            start,
+            end,
             header.record_count,
             header.base_offset,
+            header.last_offset,
             self.clean_offset,
             plan.now_ms < horizon_ms,
+            HEADER_SIZE,
         )
         self.totals.records_dropped += dropped
         if not kept:
@@ -226,18 +230,14 @@ class Cleaning:
             return None
         if not header.is_log_append_time:
             header = header._replace(max_timestamp=header.base_timestamp + latest_delta)
-        out = bytearray(HEADER_SIZE)
         if sets_horizon:
-            horizon_ms = min(plan.now_ms + plan.delete_retention_ms, TIME_MAX)
-            out += compaction.rebase_records(body, header.base_timestamp - horizon_ms)
-            header = header._replace(
-                base_timestamp=horizon_ms, attributes=header.attributes | DELETE_HORIZON_BIT
-            )
-        else:
-            out += body
-        return finish_batch(header._replace(record_count=kept), out)
+            if out is not None:
+                data, start, end = bytes(out), HEADER_SIZE, len(out)
+            return _with_horizon(plan, header._replace(record_count=kept), data, start, end)
+        assert out is not None, "nothing was dropped, and yet it is not left as it was"
+        return finish_in_place(header._replace(record_count=kept), out)
 
-    def _meets_marker(self, window: bytes | memoryview, batch: BatchInfo) -> bool | None:
+    def _meets_marker(self, window: bytes, batch: BatchInfo) -> bool | None:
         """Whether nothing is left of the transaction that a marker ends; None when the batch is no marker any more."""
         view = memoryview(window)[batch.position : batch.position + batch.size]
         records = iter_records(view)
@@ -247,8 +247,8 @@ class Cleaning:
         return self._open.is_dispensable(batch.producer_id, batch.base_offset, marker.committed)
 
     def _filter_marker(
-        self, window: memoryview, batch: BatchInfo, header: BatchHeader, at_end: bool
-    ) -> bytes | None:
+        self, window: bytes, batch: BatchInfo, header: BatchHeader, at_end: bool
+    ) -> Kept | None:
         """What stays of a control batch: all while it is needed, then all with the end of its time, then nothing."""
         plan = self.plan
         dispensable = self._meets_marker(window, batch)
@@ -261,14 +261,7 @@ class Cleaning:
         if dispensable is None:  # emptied before
             return None if at_end or last_of_producer else b""
         if not header.has_delete_horizon:
-            horizon_ms = min(plan.now_ms + plan.delete_retention_ms, TIME_MAX)
-            out = bytearray(HEADER_SIZE)
-            payload = _payload(window, batch.position, batch.size, batch.attributes)
-            out += compaction.rebase_records(payload, header.base_timestamp - horizon_ms)
-            return finish_batch(
-                header._replace(base_timestamp=horizon_ms, attributes=header.attributes | DELETE_HORIZON_BIT),
-                out,
-            )
+            return _with_horizon(plan, header, *_records(window, batch))
         if plan.now_ms < header.base_timestamp:
             return None
         self._dropped_markers.add(batch.base_offset)
@@ -301,7 +294,8 @@ class Cleaning:
                     f"{segment.log_path} is damaged at {position + found.position}: {found.stop.name}",
                 )
             position += found.position
-            wanted = max(WINDOW_BYTES, found.needed_bytes)
+            # With the header after it, so that a window never ends in a batch that has to be read again.
+            wanted = max(WINDOW_BYTES, found.needed_bytes + HEADER_SIZE)
             self._reached_end = position == segment.size
             self.totals.bytes_read += found.position
             if found.batches:
@@ -323,7 +317,7 @@ class _Target:
         self._scan = SegmentScan(group[0].base_offset, plan.index_interval_bytes)
         self._size = 0
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: Kept) -> int:
         if not data:
             return 0
         if self._size + len(data) > POSITION_MAX:
@@ -390,14 +384,30 @@ def groups(plan: Plan, clean_offset: int) -> Iterator[Group]:
 
 def _new_map(plan: Plan) -> compaction.KeyMap:
     offsets = plan.end_offset - plan.first_dirty_offset
-    slots = max(2, min(plan.map_bytes_max // compaction.SLOT_BYTES, offsets + offsets // SPARE_SLOTS + 1))
-    return compaction.KeyMap(slots, max(1, min(int(slots * plan.load_factor), slots - 1)))
+    mark_bytes = min(offsets // 8 + 1, plan.map_bytes_max // MARKS_SHARE)
+    slot_bytes = plan.map_bytes_max - mark_bytes
+    slots = max(2, min(slot_bytes // compaction.SLOT_BYTES, offsets + offsets // SPARE_SLOTS + 1))
+    entries_max = max(1, min(int(slots * plan.load_factor), slots - 1))
+    return compaction.KeyMap(slots, entries_max, plan.first_dirty_offset, min(offsets, mark_bytes * 8))
 
 
-def _payload(window: bytes | memoryview, position: int, size: int, attributes: int) -> bytes:
-    view = memoryview(window)[position + HEADER_SIZE : position + size]
-    compression = attributes & COMPRESSION_MASK
-    return bytes(view if not compression else decompress(compression, view, INFLATED_BYTES_MAX))
+def _records(window: bytes, batch: BatchInfo) -> tuple[bytes, int, int]:
+    """Where a batch's records lie: in the window itself unless they are compressed."""
+    start, end = batch.position + HEADER_SIZE, batch.position + batch.size
+    compression = batch.attributes & COMPRESSION_MASK
+    if not compression:
+        return window, start, end
+    inflated = bytes(decompress(compression, memoryview(window)[start:end], INFLATED_BYTES_MAX))
+    return inflated, 0, len(inflated)
+
+
+def _with_horizon(plan: Plan, header: BatchHeader, data: bytes, start: int, end: int) -> bytearray:
+    """A batch of these records that says from when on its tombstones, or its marker, may go."""
+    horizon_ms = min(plan.now_ms + plan.delete_retention_ms, TIME_MAX)
+    out = bytearray(HEADER_SIZE)
+    out += compaction.rebase_records(data, start, end, header.base_timestamp - horizon_ms)
+    attributes = header.attributes | DELETE_HORIZON_BIT
+    return finish_in_place(header._replace(base_timestamp=horizon_ms, attributes=attributes), out)
 
 
 def _empty(header: BatchHeader) -> bytes:
