@@ -135,7 +135,8 @@ def _first(marker: Path) -> bool:
 def session(job: Job) -> Any:
     from pyspark.sql import SparkSession
 
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.master(job.master).appName("stepping")
     settings = {
         "spark.ui.enabled": "false",

@@ -1,13 +1,18 @@
 """The options and rows of the Spark sink: what is taken, what is refused, and in which words."""
 
+import pickle
+
 import pytest
+
+from headrace.base.errors import KafkaError
+from headrace.testing.ports import free_ports
 
 pytest.importorskip("pyspark")
 
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from headrace.pipeline.options import OptionError
-from headrace.pipeline.sink import check_sink_schema, parse_sink_options
+from headrace.pipeline.sink import StreamWriter, check_sink_schema, parse_sink_options
 
 BASE = {"kafka.bootstrap.servers": "h:9092", "topic": "t"}
 
@@ -55,3 +60,13 @@ def test_rows_that_cannot_be_written_are_refused_with_sparks_words() -> None:
         check_sink_schema(columns(value=LongType()), "t")
     with pytest.raises(OptionError, match="headers attribute unsupported type"):
         check_sink_schema(columns(value=StringType(), headers=ArrayType(StringType())), "t")
+
+
+def test_a_broker_that_cannot_be_reached_is_named_on_the_driver_before_tasks_are_sent() -> None:
+    (port,) = free_ports(1)
+    options = {**BASE, "kafka.bootstrap.servers": f"127.0.0.1:{port}", "kafka.max.block.ms": "500"}
+    writer = StreamWriter(
+        parse_sink_options(options, streaming=True), StructType([StructField("value", StringType())])
+    )
+    with pytest.raises(KafkaError, match=str(port)):
+        pickle.dumps(writer)

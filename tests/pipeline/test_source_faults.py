@@ -3,6 +3,8 @@
 import asyncio
 import importlib
 import sys
+import threading
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -101,6 +103,44 @@ def test_a_broker_that_cannot_be_reached_is_named() -> None:
     reader = DefaultSource({**options, "kafka.default.api.timeout.ms": "500"}).reader(schema_of(SCHEMA))
     with pytest.raises(KafkaError, match=str(port)):
         reader.partitions()
+
+
+def test_a_stream_bears_a_broker_that_is_killed_between_its_questions(
+    tmp_path: Path, open_stream: OpenStream
+) -> None:
+    with Broker(data_dir=tmp_path) as broker:
+        broker.create_topic("borne", 1)
+        write(broker, "borne", [b"1", b"2"])
+        reader = open_stream(broker, "borne", startingOffsets="earliest")
+        start = reader.initialOffset()
+        broker.kill()
+        back = threading.Timer(0.5, broker.start)
+        back.start()
+        try:
+            reader.prepareForTriggerAvailableNow()
+            end = reader.latestOffset(start, ReadAllAvailable())
+        finally:
+            back.join()
+        assert stream_rows(reader, start, end) == [b"1", b"2"]
+        reader.stop()
+
+
+def test_a_task_bears_a_broker_that_is_away_for_longer_than_first_contact_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.client.cluster.FIRST_CONTACT_TIMEOUT_MS", 1)
+    with Broker(data_dir=tmp_path) as broker:
+        broker.create_topic("away", 1)
+        write(broker, "away", [b"1", b"2"])
+        reader = source(broker, "away").reader(schema_of("value binary"))
+        (part,) = reader.partitions()
+        broker.kill()
+        back = threading.Timer(0.5, broker.start)
+        back.start()
+        try:
+            assert [r["value"] for b in reader.read(part) for r in b.to_pylist()] == [b"1", b"2"]
+        finally:
+            back.join()
 
 
 def test_a_client_setting_that_is_not_known_is_refused_before_anything_is_asked() -> None:

@@ -324,6 +324,8 @@ def read_range(
         assert task is not None
         running.append((asyncio.get_running_loop(), task))
         async with ArrowReader(config) as reader:
+            # Whoever knows the offsets has asked for them: the address is right, though its broker may be restarting.
+            reader.cluster.first_contact_timeout_ms = reader.config.default_api_timeout_ms
             batches = reader.read_range(
                 topic, partition, start, end, columns, no_progress_timeout_ms=no_progress_timeout_ms
             )

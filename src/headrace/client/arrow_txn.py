@@ -136,21 +136,26 @@ class Coordination:
 
     async def open_transactions(self, prefix: str) -> list[str]:
         """The transactional ids with this prefix that have something open; none where brokers cannot tell."""
-        await self._cluster.describe([])
-        found = []
-        for node_id in list(self._cluster.nodes):
-            connection = await self._cluster.connection(node_id)
-            try:
-                reply = await connection.request(
-                    Api.LIST_TRANSACTIONS,
-                    {"state_filters": ["Ongoing"], "producer_id_filters": []},
-                    highest=0,
-                )
-            except Unsupported:
-                continue
-            raise_for(reply.error_code, None, f"open transactions of broker {node_id}")
-            found += [state.transactional_id for state in reply.transaction_states]
-        return sorted({name for name in found if name.startswith(prefix)})
+
+        async def attempt() -> set[str]:
+            await self._cluster.describe([])  # a broker that is gone by the next attempt has none open
+            found = set()
+            for node_id in list(self._cluster.nodes):
+                connection = await self._cluster.connection(node_id)
+                try:
+                    reply = await connection.request(
+                        Api.LIST_TRANSACTIONS,
+                        {"state_filters": ["Ongoing"], "producer_id_filters": []},
+                        highest=0,
+                    )
+                except Unsupported:
+                    continue
+                raise_for(reply.error_code, None, f"open transactions of broker {node_id}")
+                found |= {state.transactional_id for state in reply.transaction_states}
+            return found
+
+        names = await with_retries(self._cluster, self._timeout_ms, attempt)
+        return sorted(name for name in names if name.startswith(prefix))
 
     # -- offsets of a group -----------------------------------------------------------------------------------------
 

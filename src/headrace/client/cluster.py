@@ -28,6 +28,9 @@ NO_NODE = -1
 SHARED = ""  # the purpose of a connection that serves all requests which ask for no connection of their own
 JITTER = 0.2
 FINISH_TIMEOUT_MS = 10_000
+# Before anything has ever answered, an address that refuses is most likely wrong: people should hear it soon. Who knows
+# that it is right, because another process reached it, sets the cluster's own.
+FIRST_CONTACT_TIMEOUT_MS = 3_000
 
 _log = get_logger(__name__)
 
@@ -106,6 +109,7 @@ class Cluster:
         self.controller_id = NO_NODE
         self.cluster_id: str | None = None
         self.last_error: Exception | None = None
+        self.first_contact_timeout_ms = FIRST_CONTACT_TIMEOUT_MS
         self.backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, self.random)
         self._reconnect = Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms, self.random)
         self._connector = connector or socket_connector(

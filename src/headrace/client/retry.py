@@ -15,10 +15,6 @@ from headrace.client.errors import NOT_KAFKA_HINT, Disconnected, NotKafka, Reque
 
 T = TypeVar("T")
 
-# Before anything has ever answered, an address that refuses is most likely wrong: people should hear it soon.
-FIRST_CONTACT_TIMEOUT_MS = 3_000
-
-
 # What no broker knows: news that is on its way, or a name that is wrong.
 UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 
@@ -46,7 +42,7 @@ async def with_retries(
             if not _worth_retrying(error):
                 raise
             if not cluster.nodes and isinstance(error, Disconnected | RequestTimedOut):
-                deadline_s = min(deadline_s, started_s + FIRST_CONTACT_TIMEOUT_MS / 1000)
+                deadline_s = min(deadline_s, started_s + cluster.first_contact_timeout_ms / 1000)
             if unknown_timeout_ms is not None and error.code in UNKNOWN:
                 deadline_s = min(deadline_s, started_s + unknown_timeout_ms / 1000)
             wait_s = cluster.backoff.wait_ms(failures) / 1000

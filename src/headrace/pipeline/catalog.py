@@ -13,13 +13,17 @@ from typing import Any, TypeVar
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.client.arrow_read import ArrowReader
 from headrace.client.arrow_txn import CommittedOffset, Coordination
+from headrace.client.errors import Disconnected, RequestTimedOut
 from headrace.client.offsets import missing_partition
+from headrace.client.retry import with_retries
 from headrace.client.topics import TopicPartition
 from headrace.pipeline.options import EARLIEST, LATEST, OptionError, PerPartition, SourceOptions
 from headrace.pipeline.ranges import Offsets
+from headrace.wire.messages import Message
 
 T = TypeVar("T")
 COMMIT_TIMEOUT_MS = 10_000
+FIRST_CONTACT_TIMEOUT_MS = 10_000  # a driver is often started again beside the brokers that it lost
 
 
 class Catalog:
@@ -44,6 +48,7 @@ class Catalog:
         if self._runner is None or self._reader is None:
             self._runner = asyncio.Runner()
             self._reader = ArrowReader(self._options.consumer)
+            self._reader.cluster.first_contact_timeout_ms = FIRST_CONTACT_TIMEOUT_MS
         reader = self._reader
 
         async def asked() -> T:
@@ -53,7 +58,9 @@ class Catalog:
             try:
                 return self._runner.run(asked())
             except KafkaError as error:
-                if not error.retriable or attempt == self._options.offset_retries - 1:
+                # What no broker answered was tried again by the client, until its own time-out.
+                final = isinstance(error, Disconnected | RequestTimedOut) or not error.retriable
+                if final or attempt == self._options.offset_retries - 1:
                     raise
                 time.sleep(self._options.offset_retry_interval_ms / 1000)
         raise AssertionError("unreachable")
@@ -83,13 +90,13 @@ class Catalog:
         return {name: topic_id.hex() if any(topic_id) else "" for name, topic_id in ids.items()}
 
     async def _all_names(self, reader: ArrowReader) -> list[str]:
-        reply = await reader.cluster.describe(None)  # what was learned before may be of topics that are gone
+        reply = await _described(reader, None)  # what was learned before may be of topics that are gone
         return [topic.name for topic in reply.topics if not topic.is_internal and topic.error_code == 0]
 
     async def _describe(self, reader: ArrowReader, names: list[str]) -> dict[str, list[int]]:
         for name in names:
             reader.cluster.track(name)
-        await reader.cluster.describe(names)
+        await _described(reader, names)
         found = {}
         for name in names:
             info = reader.cluster.topics.get(name)
@@ -184,6 +191,13 @@ class Catalog:
                 await calls.store_offsets(group, topic, mine)
 
         self._run(commit)
+
+
+async def _described(reader: ArrowReader, names: list[str] | None) -> Message:
+    """What brokers say of topics; asked again while none answers."""
+    return await with_retries(
+        reader.cluster, reader.config.default_api_timeout_ms, lambda: reader.cluster.describe(names)
+    )
 
 
 def _check_named(given: PerPartition, partitions: list[TopicPartition], name: str) -> None:

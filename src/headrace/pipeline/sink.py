@@ -9,6 +9,7 @@ import asyncio
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from pyspark import TaskContext
@@ -19,12 +20,15 @@ from headrace.client.arrow_txn import Coordination
 from headrace.client.arrow_write import TRANSACTION_TIMEOUT_MS
 from headrace.client.cluster import Cluster
 from headrace.client.config import producer_config
+from headrace.client.retry import with_retries
 from headrace.pipeline.committer import Committer
 from headrace.pipeline.ledger import Entry, Ledger
 from headrace.pipeline.options import SINK_WORDS, OptionError, check_client, check_options
 from headrace.pipeline.sink_task import SinkTask, TaskIdentity
 
 IDS_PER_SLOT = 16
+CLUSTERS_REACHED_MAX = 16
+FIRST_CONTACT_TIMEOUT_MS = 10_000
 LEDGER_TOPIC_DEFAULT = "__consumer_offsets"
 
 # The names under which Spark tells a task what it is part of.
@@ -119,6 +123,22 @@ class Written(WriterCommitMessage):
     entry: Entry | None
 
 
+@lru_cache(maxsize=CLUSTERS_REACHED_MAX)
+def check_reachable(producer: tuple[tuple[str, str], ...]) -> None:
+    """Are the brokers there? Asked once in a process. Raises KafkaError, which is not remembered."""
+
+    async def ask() -> None:
+        config = producer_config(dict(producer))
+        cluster = Cluster(config)
+        cluster.first_contact_timeout_ms = FIRST_CONTACT_TIMEOUT_MS
+        try:
+            await with_retries(cluster, config.max_block_ms, lambda: cluster.describe([]))
+        finally:
+            await cluster.close()
+
+    asyncio.run(ask())
+
+
 class _Writer:
     """What batch and streaming writers share."""
 
@@ -127,6 +147,12 @@ class _Writer:
         check_client(producer_config, options.producer)
         self._options = options
         self._job = job  # stands for the query where there is none: a batch write
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Spark sends the writer from the driver to its tasks: the last moment to say that there is no broker. Tasks,
+        # and the commit after them, wait for one that is restarting.
+        check_reachable(tuple(sorted(self._options.producer.items())))
+        return dict(self.__dict__)
 
     def step(self, name: str) -> None:
         """A numbered step of a batch was reached. Tests kill processes here."""
@@ -170,6 +196,7 @@ class _Writer:
     async def _finish(self, one: Written, entries: list[Entry], commit: bool) -> None:
         config = producer_config(self._options.producer)
         cluster = Cluster(config)
+        cluster.first_contact_timeout_ms = config.max_block_ms  # the batch's tasks have reached the brokers
         try:
             calls = Coordination(cluster, config.max_block_ms)
             ledger = Ledger(

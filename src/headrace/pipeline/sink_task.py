@@ -75,6 +75,9 @@ class SinkTask:
             transactional_id=who.transactional_id,
             transaction_timeout_ms=self.transaction_timeout_ms,
         )
+        writer.cluster.first_contact_timeout_ms = (
+            writer.config.max_block_ms
+        )  # the driver has reached the brokers
         try:
             ledger = Ledger(
                 writer.coordination, who.sink, self.ledger_topic, self.transaction_timeout_ms, self.step
@@ -103,6 +106,7 @@ class SinkTask:
     async def write_at_least_once(self, batches: Iterable[Any]) -> int:
         """Write the rows, visible at once; how many they were."""
         async with ArrowWriter(self.config) as writer:
+            writer.cluster.first_contact_timeout_ms = writer.config.max_block_ms
             await self._write(writer, batches)
         return writer.rows_written
 
