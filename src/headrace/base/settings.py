@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 TOPIC_CONFIGS_SHARED_MAX = 1024
+BROKER_CONFIGS_SHARED_MAX = 16
 MINUTE_MS = 60_000
 _NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -58,7 +59,7 @@ def broker_config(
     """A broker's effective settings: those set on it while running, over those set for all brokers, over its own file.
 
     Unknown keys in `static` are refused, so that a misspelt one does not pass in silence. Keys set while running may be
-    unknown, as in Kafka, and a read-only one among them has no effect.
+    unknown, as in Kafka, and a read-only one among them has no effect. The same texts give the same instance.
     """
     for name in static:
         if name not in BROKER_SETTINGS:
@@ -68,12 +69,16 @@ def broker_config(
         for name, text in {**cluster, **broker}.items()
         if name in BROKER_SETTINGS and BROKER_SETTINGS[name].reload is not Reload.READ_ONLY
     }
-    static = _one_node_id(static)
-    values = parsed(BROKER_SETTINGS, {**static, **live})
+    return _broker_config(tuple(_one_node_id(static).items()), tuple(live.items()))
+
+
+@lru_cache(maxsize=BROKER_CONFIGS_SHARED_MAX)
+def _broker_config(static: tuple[tuple[str, str], ...], live: tuple[tuple[str, str], ...]) -> BrokerConfig:
+    values = parsed(BROKER_SETTINGS, dict(static + live))
     config = BrokerConfig(**values)
     _check_limits(config)
     return BrokerConfig(
-        **values, static_values=MappingProxyType(static), topic_defaults=_topic_defaults(config)
+        **values, static_values=MappingProxyType(dict(static)), topic_defaults=_topic_defaults(config)
     )
 
 

@@ -168,6 +168,7 @@ class Setting:
     """One declared setting."""
 
     __slots__ = (
+        "attribute",
         "bound",
         "convert",
         "default",
@@ -193,6 +194,8 @@ class Setting:
         convert: Callable[[Any], Any] | None,
     ) -> None:
         self.name = ""
+        self.attribute = ""
+        """The field that holds its parsed value."""
         self.type = kind
         self.default = default
         self.doc = doc
@@ -202,11 +205,6 @@ class Setting:
         self.sensitive = sensitive
         self.needs = needs
         self.convert = convert
-
-    @property
-    def attribute(self) -> str:
-        """The field that holds its parsed value."""
-        return self.name.replace(".", "_")
 
     @property
     def default_text(self) -> str | None:
@@ -244,6 +242,12 @@ def _fields(cls: Any) -> tuple[Field[Any], ...]:
     return fields(cls)
 
 
+@lru_cache(maxsize=16)
+def _defaults(cls: Any) -> tuple[tuple[str, Any, Any], ...]:
+    """Each field's name, its default, and what makes one where there is none."""
+    return tuple((each.name, each.default, each.default_factory) for each in fields(cls))
+
+
 class Configuration:
     """What every configuration dataclass is: values by name, immutable, equal when its values are.
 
@@ -256,14 +260,17 @@ class Configuration:
     if not TYPE_CHECKING:
 
         def __init__(self, **values):
-            for each in _fields(type(self)):
-                if each.name in values:
-                    value = values.pop(each.name)
+            given = 0
+            put = object.__setattr__
+            for name, default, factory in _defaults(type(self)):
+                if name in values:
+                    given += 1
+                    put(self, name, values[name])
                 else:
-                    value = each.default if each.default is not MISSING else each.default_factory()
-                object.__setattr__(self, each.name, value)
-            if values:
-                raise TypeError(f"unknown settings: {', '.join(values)}")
+                    put(self, name, default if factory is MISSING else factory())
+            if given != len(values):
+                unknown = values.keys() - {name for name, *_ in _defaults(type(self))}
+                raise TypeError(f"unknown settings: {', '.join(sorted(unknown))}")
 
         def __setattr__(self, name, value):
             raise AttributeError(f"a configuration does not change: {name}")
@@ -320,6 +327,7 @@ def declared(cls: type) -> dict[str, Setting]:
         entry: Setting | None = each.metadata.get("setting")
         if entry is not None:
             entry.name = each.name.replace("_", ".")
+            entry.attribute = each.name
             table[entry.name] = entry
     return table
 
