@@ -52,6 +52,7 @@ class Registration:
         self._metadata = metadata
         self._registrant = registrant
         self._timer: Timer | None = None
+        self._timer_ms = 0.0
         self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._closed = False
         self.measure: Callable[[], BrokerLoad | None] = lambda: None
@@ -141,12 +142,21 @@ class Registration:
         ask = registrant.next(now_ms, self._metadata.quorum.leader, load)
         if ask is not None:
             self._send(ask)
-        due_ms = registrant.due_ms()
+        self._come_back(registrant.due_ms(), now_ms)
+
+    def _come_back(self, due_ms: float | None, now_ms: float) -> None:
         if self._timer is not None:
+            if due_ms == self._timer_ms:
+                return  # every change of the image comes by here, and most change nothing about that
             self._timer.cancel()
             self._timer = None
         if due_ms is not None:
-            self._timer = self._loop.call_later(max(0.0, due_ms - now_ms) / 1000, self._pump)
+            self._timer_ms = due_ms
+            self._timer = self._loop.call_later(max(0.0, due_ms - now_ms) / 1000, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._pump()
 
     def _take(self, step: Callable[[T, float], None], reply: T) -> None:
         """Give a reply to the state machine, and see what follows, in a turn of its own."""

@@ -6,15 +6,17 @@ likewise, except that the response to ApiVersions always has version 0, so that 
 what the broker speaks.
 """
 
+from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
 from headrace.wire.apis import Api, is_flexible, is_supported
-from headrace.wire.primitives import Buffer, Malformed, skip_tags, text, write_uvarint
+from headrace.wire.primitives import Buffer, Malformed, skip_tags, text
 
 _REQUEST = Struct(">hhih")
 _CORRELATION = Struct(">i")
 _NO_TAGS = b"\x00"
+CLIENT_IDS_REMEMBERED_MAX = 256
 _new_tuple = tuple.__new__  # a named tuple's own takes three times as long
 
 
@@ -52,12 +54,18 @@ def parse_request_header(buf: Buffer, pos: int = 0) -> RequestHeader:
 
 def encode_request_header(api: int, version: int, correlation_id: int, client_id: str | None) -> bytes:
     """The header of a request, as a client sends it."""
-    name = b"" if client_id is None else client_id.encode()
-    out = bytearray(_REQUEST.pack(api, version, correlation_id, -1 if client_id is None else len(name)))
-    out += name
-    if is_flexible(api, version):
-        write_uvarint(out, 0)
-    return bytes(out)
+    length, rest = _name(client_id, is_flexible(api, version))
+    return _REQUEST.pack(api, version, correlation_id, length) + rest
+
+
+@lru_cache(maxsize=CLIENT_IDS_REMEMBERED_MAX)
+def _name(client_id: str | None, flexible: bool) -> tuple[int, bytes]:
+    """A client's name as it stands in a header: its length, and everything from there on."""
+    tags = _NO_TAGS if flexible else b""
+    if client_id is None:
+        return -1, tags
+    name = client_id.encode()
+    return len(name), name + tags
 
 
 def encode_response_header(api: int, version: int, correlation_id: int) -> bytes:

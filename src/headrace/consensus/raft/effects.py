@@ -34,8 +34,7 @@ class Effects:
             changed
             or self.early
             or self.messages
-            or log.has_pending
-            or log.applied < log.applicable_end
+            or log.has_news
             or self.chunks
             or self.reads
         ):

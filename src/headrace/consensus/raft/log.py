@@ -169,6 +169,11 @@ class RaftLog:
     def has_pending(self) -> bool:
         return bool(self._pending)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there are entries to be written, or to be applied."""
+        return bool(self._pending) or (self.applied < self.commit and self.applied < self.durable_end)
+
     def take_pending(self, number: int) -> tuple[int, list[Entry]]:
         """The entries for bundle `number`, and the index of their first."""
         first, entries = self._pending_first, self._pending
@@ -192,13 +197,9 @@ class RaftLog:
         self.commit = end
         return True
 
-    @property
-    def applicable_end(self) -> int:
-        return min(self.commit, self.durable_end)
-
     def take_committed(self, max_bytes: int) -> tuple[int, list[Entry]]:
         """Entries that may be applied now, and the index of their first."""
         applied = self.applied
-        entries = self.entries(applied, self.applicable_end, max_bytes)
+        entries = self.entries(applied, min(self.commit, self.durable_end), max_bytes)
         self.applied += len(entries)
         return applied, entries
