@@ -58,10 +58,12 @@ def run_one(
         return Outcome(seed, f"{type(error).__name__}: {error}")
 
 
-def settle() -> None:
-    """Leave what is loaded by now out of the collections between seeds."""
+def settle(world: str) -> None:
+    """Leave what is loaded by now out of the collections between seeds. Clusters call for theirs themselves."""
     gc.collect()
     gc.freeze()
+    if world == "cluster":
+        gc.disable()
 
 
 def run_some(world: str, mutant: str | None, files: bool, seeds: range) -> list[Outcome]:
@@ -88,14 +90,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true", help="print everything that happens")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
     options = parser.parse_args(arguments)
-    settle()
+    settle(options.world)
     began = time.perf_counter()
     done: list[Outcome] = []
     failed = 0
     seeds: range = options.seeds
     pieces = [seeds[start : start + BATCH] for start in range(0, len(seeds), BATCH)]
     work = partial(run_some, options.world, options.mutant, options.files)
-    with ProcessPoolExecutor(options.jobs, initializer=settle) if options.jobs > 1 else nullcontext() as pool:
+    workers = options.jobs > 1
+    with (
+        ProcessPoolExecutor(options.jobs, initializer=settle, initargs=(options.world,))
+        if workers
+        else nullcontext()
+    ) as pool:
         if options.trace:
             results = ([run_one(options.world, s, options.mutant, options.files, print)] for s in seeds)
         elif pool is not None:

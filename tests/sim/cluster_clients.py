@@ -88,7 +88,7 @@ class _Channel:
 
     def overdue(self, correlation: int) -> None:
         """Give up if a request was not answered."""
-        if any(asked[0] == correlation for asked in self._asked):
+        if self._asked and self._asked[0][0] <= correlation <= self._asked[-1][0]:  # asked in this order
             self.end()
 
     def end(self) -> None:

@@ -70,6 +70,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._ready: deque[SimHandle] = deque()
         self._turning = False
         self._owner = owner
+        self._oracle = owner.oracle
+        self._fs = owner.fs
 
     @property
     def alive(self) -> bool:
@@ -81,8 +83,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         before = _get_running_loop()
         _set_running_loop(self)
         self._turning = True
-        ready, owner = self._ready, self._owner
-        turning.append(owner)
+        ready = self._ready
+        turning.append(self._owner)
         try:
             call(*args)
             while ready:
@@ -96,11 +98,11 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._turning = False
             _set_running_loop(before)
             turning.pop()
-            if owner.oracle.failure is not None:
-                raise owner.oracle.failure
-        if owner.fs.is_cut:
+            if self._oracle.failure is not None:
+                raise self._oracle.failure
+        if self._fs.is_cut:
             ready.clear()
-            owner.power_cut()
+            self._owner.power_cut()
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> SimHandle:  # type: ignore[override]
         handle = SimHandle(callback, args)

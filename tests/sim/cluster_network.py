@@ -50,7 +50,9 @@ class Connection:
 
     def __init__(self, net: "ClusterNetwork", ids: tuple[int, int]) -> None:
         self.net = net
+        self.kernel = net.kernel
         self.ids = ids
+        self._ways = (ids, (ids[1], ids[0]))
         self.machines = (net.machines.get(ids[0]), net.machines.get(ids[1]))
         self.lives = tuple([m.life if m is not None else 0 for m in self.machines])
         self.ends: list[End | None] = [None, None]
@@ -83,13 +85,13 @@ class Connection:
             self._later(end, self.net.delay(), self._broken, True)
 
     def _pass_on(self, sender: int, what: str, data: bytes) -> None:
-        held = self._held[sender]
-        if held or (self.ids[sender], self.ids[1 - sender]) in self.net.cut:
+        held, net = self._held[sender], self.net
+        if held or (net.cut and self._ways[sender] in net.cut):
             held.append((what, data))
-            self.net.holding[self] = None
+            net.holding[self] = None
             return
-        now = self.net.kernel.now
-        arrival = now + self.net.delay()
+        now = self.kernel.now
+        arrival = now + net.delay()
         if arrival < self._last[sender]:
             arrival = self._last[sender]
         self._last[sender] = arrival
@@ -114,9 +116,9 @@ class Connection:
     def _later(self, end: int, delay: int, call: Callable[..., None], *args: Any) -> None:
         machine = self.machines[end]
         if machine is None:
-            self.net.kernel.after(delay, call, end, *args)
+            self.kernel.after(delay, call, end, *args)
         elif machine.life == self.lives[end]:
-            self.net.kernel.after(delay, call, end, *args, machine=machine)
+            self.kernel.after(delay, call, end, *args, machine=machine)
 
     def _arrived(self, end: int, data: bytes) -> None:
         user = self.ends[end]
@@ -258,12 +260,12 @@ class ClusterNetwork:
 
 def frames_of(data: bytes) -> list[memoryview]:
     """The frames in what was sent at once: whole ones, because this network tears none."""
-    view = memoryview(data)
+    view, size = memoryview(data), len(data)
     frames, position = [], 0
-    while position < len(view):
-        size = _LENGTH.unpack_from(view, position)[0]
-        frames.append(view[position + 4 : position + 4 + size])
-        position += 4 + size
+    while position < size:
+        end = position + 4 + _LENGTH.unpack_from(data, position)[0]
+        frames.append(view[position + 4 : end])
+        position = end
     return frames
 
 

@@ -33,8 +33,9 @@ from tests.sim.raft_oracle import Violation
 SECOND = 1_000 * MS
 SIZES = (3, 3, 3, 4, 5)
 START_MAX = 20 * SECOND
+START_STEP = 20 * MS
 BAD_TIMES = (1 * SECOND, 1 * SECOND, 2 * SECOND, 3 * SECOND)
-RECOVERY_STEP = SECOND // 20
+RECOVERY_STEP = 25 * MS
 RECOVERY_MAX = 60 * SECOND
 DURABILITIES = ("killed", "killed", "one loses power", "flushed")
 COLLECT_EVERY = 5
@@ -192,7 +193,7 @@ class ClusterScenario:
             kernel.after(self.random.randrange(100 * MS), self._start, machine)
         self._create_topic()
         while self.oracle.newest is None or TOPIC not in self.oracle.newest.topics:
-            kernel.run(kernel.now + 100 * MS)
+            kernel.run(kernel.now + START_STEP)
             if kernel.now > START_MAX:
                 raise Violation(f"liveness: {START_MAX // SECOND} s after the start there is no topic")
         kernel.after(self._gap(self._fault_gap), self._fault)

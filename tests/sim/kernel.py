@@ -38,7 +38,7 @@ class Kernel:
         self.random = random.Random(seed)
         self.now = 0
         self.events = 0
-        self.after_step: Callable[[Machine], None] = lambda machine: None
+        self.after_step: Callable[[Machine], None] | None = None
         """Called after each event on a machine: where invariants are checked."""
         self.tracing: Callable[[str], None] | None = None
         self._heap: list[Event] = []
@@ -54,7 +54,7 @@ class Kernel:
 
     def run(self, until: int) -> None:
         """Let time pass to `until`."""
-        heap = self._heap
+        heap, after_step = self._heap, self.after_step
         while heap and heap[0][0] <= until:
             time, _, machine, life, call, args = heappop(heap)
             if machine is None:
@@ -69,7 +69,8 @@ class Kernel:
                     continue
                 self.events += 1
                 call(*args)
-                self.after_step(machine)
+                if after_step is not None:
+                    after_step(machine)
             if self.events > EVENTS_MAX:
                 raise Runaway(f"{EVENTS_MAX} events, and it is only {self.now / MS} ms")
         self.now = until
@@ -196,7 +197,8 @@ class Network:
         if kernel.tracing:
             kernel.trace(f"{sender} -> {to}: {message}")
         machine.process.receive(sender, message)
-        kernel.after_step(machine)
+        if kernel.after_step is not None:
+            kernel.after_step(machine)
 
     def heal(self) -> None:
         """Carry everything, soon and once."""

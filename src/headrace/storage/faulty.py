@@ -191,8 +191,9 @@ class FaultyFile:
             inode.current.extend(bytes(offset - len(inode.current)))
         inode.current[offset : offset + view.nbytes] = view
         inode.sizes.append(len(inode.current))
-        first, last = offset // PAGE_BYTES, (offset + view.nbytes) // PAGE_BYTES
-        inode.lost_pages.difference_update(range(first, last + 1))
+        if inode.lost_pages:
+            first, last = offset // PAGE_BYTES, (offset + view.nbytes) // PAGE_BYTES
+            inode.lost_pages.difference_update(range(first, last + 1))
 
     def truncate(self, size: int) -> None:
         self._step("truncate")
@@ -277,7 +278,7 @@ class FaultyFileSystem:
 
     def _directory(self, path: str) -> _Directory:
         node: _Inode | _Directory | None = self._root
-        for name in path.split("/") if path else []:
+        for name in path.split("/") if path else ():
             node = node.names.get(name) if isinstance(node, _Directory) else None
         if not isinstance(node, _Directory):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -294,9 +295,13 @@ class FaultyFileSystem:
         self.step("open", path)
         parent, name = _split(path)
         directory = self._directory(parent)
-        if create and name not in directory.names:
-            directory.change("", name, _Inode())
-        return FaultyFile(self, path, self._inode(path))
+        node = directory.names.get(name)
+        if node is None and create:
+            node = _Inode()
+            directory.change("", name, node)
+        if not isinstance(node, _Inode):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return FaultyFile(self, path, node)
 
     def exists(self, path: str) -> bool:
         try:

@@ -30,14 +30,7 @@ class Effects:
     def bundle(self, term: int, vote: int | None, log: RaftLog, apply_bytes_max: int) -> Ready | None:
         """Everything since the last one; None when that is nothing."""
         changed = self._written.term != term or self._written.vote != vote
-        if not (
-            changed
-            or self.early
-            or self.messages
-            or log.has_news
-            or self.chunks
-            or self.reads
-        ):
+        if not (changed or self.early or self.messages or log.has_news or self.chunks or self.reads):
             return None
         self._number += 1
         if changed:
