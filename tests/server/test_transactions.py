@@ -98,13 +98,13 @@ class Producer:
             self.id, self.epoch = reply.producer_id, reply.producer_epoch
         return ErrorCode(reply.error_code)
 
-    def commit_offset(self, group: str, version: int = 3, **body: Any) -> ErrorCode:
+    def commit_offset(self, group: str, version: int = 3, topic: str = TOPIC, **body: Any) -> ErrorCode:
         where = {"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}
         reply = self.ask(
             Api.TXN_OFFSET_COMMIT,
             version,
             group_id=group,
-            topics=[{"name": TOPIC, "partitions": [where]}],
+            topics=[{"name": topic, "partitions": [where]}],
             **body,
         )
         return ErrorCode(reply.topics[0].partitions[0].error_code)
@@ -185,6 +185,75 @@ def test_partitions_that_are_not_there_keep_the_others_out(client: RawClient) ->
     assert producer.end(True) is ErrorCode.INVALID_TXN_STATE
 
 
+@pytest.mark.parametrize("verify_only", [True, False])
+def test_brokers_too_cannot_add_partitions_that_are_not_there(verify_only: bool, client: RawClient) -> None:
+    producer = Producer(client)
+
+    def ask(*partitions: int, name: str = TOPIC) -> list[ErrorCode]:
+        wanted = {
+            "transactional_id": producer.name,
+            "producer_id": producer.id,
+            "producer_epoch": producer.epoch,
+            "verify_only": verify_only,
+            "topics": [{"name": name, "partitions": list(partitions)}],
+        }
+        [told] = client.call(Api.ADD_PARTITIONS_TO_TXN, 5, {"transactions": [wanted]}).results_by_transaction
+        assert [topic.name for topic in told.topic_results] == [name]
+        return [ErrorCode(each.partition_error_code) for each in told.topic_results[0].results_by_partition]
+
+    assert ask(0, 99) == [ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    assert ask(0, name="nowhere") == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    assert producer.end(True) is ErrorCode.INVALID_TXN_STATE, "nothing was added"
+    assert ask() == [], "a topic without partitions is told as it came"
+
+
+def test_what_is_named_twice_is_told_twice(client: RawClient) -> None:
+    producer = Producer(client)
+    assert producer.add(0, 0) == [ErrorCode.NONE] * 2
+    assert producer.add() == []
+    assert producer.end(False) is ErrorCode.NONE
+
+
+def test_offsets_are_checked_before_anybody_is_asked_about_the_transaction(client: RawClient) -> None:
+    producer = Producer(client)
+    nobody = {"producer_id": 10**6}
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    for version in range(SUPPORTED[Api.TXN_OFFSET_COMMIT][1] + 1):
+        assert producer.commit_offset("g", version, **nobody) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        assert producer.commit_offset("g", version, topic="nowhere", **nobody) is unknown
+        assert producer.commit_offset("", version, **nobody) is ErrorCode.INVALID_GROUP_ID
+        assert producer.commit_offset("", version, topic="nowhere") is unknown
+        assert producer.commit_offset("g", version, transactional_id="") is ErrorCode.INVALID_REQUEST
+        reply = producer.ask(
+            Api.TXN_OFFSET_COMMIT, version, group_id="g", topics=[{"name": TOPIC, "partitions": []}]
+        )
+        assert reply.topics == []
+
+
+@pytest.mark.parametrize("how", ["offsets", "group"])
+def test_offsets_deleted_while_a_transaction_holds_them_do_not_come_back_with_it(
+    how: str, client: RawClient
+) -> None:
+    producer, group = Producer(client), f"deleted by {how}"
+    assert producer.ask(Api.ADD_OFFSETS_TO_TXN, 3, group_id=group).error_code == 0
+    assert producer.commit_offset(group) is ErrorCode.NONE
+    if how == "offsets":
+        topics = [{"name": TOPIC, "partitions": [{"partition_index": 0}]}]
+        reply = client.call(Api.OFFSET_DELETE, 0, {"group_id": group, "topics": topics})
+        assert reply.topics[0].partitions[0].error_code == 0
+    else:
+        [result] = client.call(Api.DELETE_GROUPS, 2, {"groups_names": [group]}).results
+        assert result.error_code == 0
+    assert producer.end(True) is ErrorCode.NONE
+    wanted = [{"name": TOPIC, "partition_indexes": [0]}]
+    body = {"group_id": group, "topics": wanted, "require_stable": True}
+    while (
+        found := client.call(Api.OFFSET_FETCH, 7, body).topics[0].partitions[0]
+    ).error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT:
+        pass
+    assert (found.error_code, found.committed_offset) == (0, -1)
+
+
 def test_offsets_of_a_group_that_is_not_in_the_transaction_are_refused(client: RawClient) -> None:
     producer = Producer(client)
     assert producer.add(0) == [ErrorCode.NONE]
@@ -218,6 +287,7 @@ def test_timeouts_and_ids_out_of_bounds_are_refused(client: RawClient) -> None:
     assert init(transaction_timeout_ms=900_001) is ErrorCode.INVALID_TRANSACTION_TIMEOUT
     assert init(transaction_timeout_ms=0) is ErrorCode.INVALID_TRANSACTION_TIMEOUT
     assert init(transactional_id="") is ErrorCode.INVALID_REQUEST
+    assert init(transactional_id="x" * 33_000) is ErrorCode.INVALID_REQUEST, "no record could hold it"
     assert init(producer_id=1) is ErrorCode.INVALID_REQUEST
     [state] = client.call(Api.DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": ["bounds"]}).transaction_states
     assert state.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
@@ -250,6 +320,14 @@ def test_markers_of_zombies_are_refused_and_those_of_unknown_producers_do_no_har
     assert heir.end(False) is ErrorCode.NONE
 
 
+def test_markers_for_no_partition_are_not_told_of(client: RawClient) -> None:
+    marker = {"producer_id": 1, "producer_epoch": 0, "transaction_result": True, "coordinator_epoch": 0}
+    for topics in ([], [{"name": TOPIC, "partition_indexes": []}]):
+        assert (
+            client.call(Api.WRITE_TXN_MARKERS, 1, {"markers": [{**marker, "topics": topics}]}).markers == []
+        )
+
+
 def test_transactions_are_listed_by_what_is_asked_for(client: RawClient) -> None:
     one, other = Producer(client, "list: one/1"), Producer(client, "list: other")
     assert one.add(0) == [ErrorCode.NONE]
@@ -263,7 +341,7 @@ def test_transactions_are_listed_by_what_is_asked_for(client: RawClient) -> None
     assert listed() == listed(version=0) == {one.name, other.name}
     assert listed(state_filters=["Ongoing"]) == {one.name}
     assert listed(producer_id_filters=[other.id]) == {other.name}
-    assert listed(version=1, duration_filter=3_600_000) == set()
+    assert listed(version=1, duration_filter=3_600_000) == {other.name}, "as old as can be"
     assert listed(transactional_id_pattern="") == {one.name, other.name}
     assert listed(transactional_id_pattern="list: .*/[0-9]") == {one.name}
     assert listed(transactional_id_pattern="list") == set(), "the whole id has to match"
@@ -289,6 +367,7 @@ def test_features_are_told_and_changed_within_their_bounds(client: RawClient) ->
     assert update(1, 1) is ErrorCode.INVALID_UPDATE_VERSION, "lower, and not asked for as such"
     assert update(3, 1) is ErrorCode.INVALID_UPDATE_VERSION
     assert update(1, 1, "no.such.feature") is ErrorCode.INVALID_UPDATE_VERSION
+    assert update(2, 9) is ErrorCode.INVALID_UPDATE_VERSION, "no such type"
     assert update(1, 2, validate_only=True) is ErrorCode.NONE
     assert finalized()["transaction.version"] == 2
     assert update(1, 2) is ErrorCode.NONE

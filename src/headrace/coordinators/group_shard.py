@@ -222,13 +222,14 @@ class GroupShard(GroupMembers):
             results.append(
                 (topic, index, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if subscribed else ErrorCode.NONE)
             )
-            if not subscribed and self.offsets.get(group_id, topic, index) is not None:
+            stored = self.offsets.get(group_id, topic, index) is not None
+            if not subscribed and (stored or self.pending.is_pending(group_id, topic, index)):
                 records.append((offset_key(group_id, topic, index), None))
 
-        def stored(error: ErrorCode) -> None:
+        def buried(error: ErrorCode) -> None:
             done(ErrorCode.NONE, [(topic, index, code or error) for topic, index, code in results])
 
-        self._bury(records, stored, out)
+        self._bury(records, buried, out)
 
     def delete_group(self, group_id: str, done: Callable[[ErrorCode], None], out: Effects) -> None:
         group = self.groups.get(group_id)
@@ -241,12 +242,14 @@ class GroupShard(GroupMembers):
 
     def forget_topics(self, topics: set[str], out: Effects) -> None:
         """Topics are deleted: what was committed for them is of no use to a later topic of the same name."""
-        records: list[Record] = [(offset_key(*key), None) for key in self.offsets.keys_of_topics(topics)]
+        keys = {*self.offsets.keys_of_topics(topics), *self.pending.keys_of_topics(topics)}
+        records: list[Record] = [(offset_key(*key), None) for key in sorted(keys)]
         self._bury(records, lambda error: None, out)
 
     def _group_tombstones(self, group_id: str) -> list[Record]:
+        partitions = {*self.offsets.of(group_id), *self.pending.of(group_id)}
         records: list[Record] = [
-            (offset_key(group_id, topic, index), None) for topic, index in self.offsets.of(group_id)
+            (offset_key(group_id, topic, index), None) for topic, index in sorted(partitions)
         ]
         group = self.groups.get(group_id)
         if isinstance(group, MixedGroup):

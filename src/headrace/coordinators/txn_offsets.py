@@ -5,7 +5,7 @@ goes with a committed marker, live and at a restart alike; an offset that was co
 the one inside it stays when the transaction ends, as the later of the two. Pure; `GroupShard` is the caller.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from headrace.coordinators.records import OffsetKey, OffsetValue
 
@@ -27,7 +27,7 @@ class PendingOffsets:
         offsets[key] = value
 
     def overtake(self, key: OffsetKey) -> None:
-        """The same offset was committed outside of a transaction: what is pending of it came before."""
+        """The same offset was committed, or deleted, outside of a transaction: what is pending of it came before."""
         if key.group in self._open:
             for offsets in self._producers.values():
                 if key in offsets:
@@ -50,6 +50,17 @@ class PendingOffsets:
         """Whether an open transaction may change this offset."""
         partitions = self._open.get(group)
         return partitions is not None and (topic, partition) in partitions
+
+    def of(self, group: str) -> Iterable[tuple[str, int]]:
+        """The partitions whose offsets an open transaction may change."""
+        return self._open.get(group, {})
+
+    def keys_of_topics(self, topics: set[str]) -> Iterator[OffsetKey]:
+        """The offsets of these topics, of all groups, that an open transaction may change."""
+        for group, partitions in self._open.items():
+            for topic, partition in partitions:
+                if topic in topics:
+                    yield OffsetKey(group, topic, partition)
 
     def has_group(self, group: str) -> bool:
         """Whether an open transaction may change an offset of the group."""

@@ -10,13 +10,13 @@ refused when that is not so any more. TxnOffsetCommit stores offsets that count 
 until then a fetch that requires stable offsets gets UNSTABLE_OFFSET_COMMIT for them.
 """
 
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.ids import ZERO_ID
 from headrace.cluster.image import TopicImage
-from headrace.coordinators.group_shard import Commit, CommitResult, Committer
+from headrace.coordinators.group_shard import CommitResult, Committer
 from headrace.coordinators.records import OffsetValue
 from headrace.security.authorizer import Operation, ResourceType
 from headrace.server.broker import Broker
@@ -43,17 +43,18 @@ def handle_offset_commit(broker: Broker, exchange: Exchange, frame: memoryview, 
     context = exchange.context
     version = context.version
     request = read_offset_commit(version, bytes(frame[body:]), 0)
-    refusal = _refusal(context, request.group_id)
+    refusal = group_refusal(context, request.group_id)
     image = broker.image
     answers: list[tuple[TopicKey, list[tuple[int, int]]]] = []
     commits: list[tuple[str, int, int, int, str]] = []
     places: list[tuple[list[tuple[int, int]], int]] = []
     for key, wanted in request.topics:
         found = image.topics.get(key) if isinstance(key, str) else image.topic_by_id(key)
-        error = refusal or _named_error(context, found, key)
+        error = refusal or topic_error(context, found, key)
         name, count = ("", 0) if found is None or error else (found.name, len(found.partitions))
         results: list[tuple[int, int]] = []
-        answers.append((key, results))
+        if wanted:  # a topic without partitions is not told of
+            answers.append((key, results))
         for index, offset, leader_epoch, metadata in wanted:
             if 0 <= index < count:
                 commits.append((name, index, offset, leader_epoch, metadata))
@@ -80,7 +81,8 @@ def handle_offset_commit(broker: Broker, exchange: Exchange, frame: memoryview, 
         answer([(name, index, refused.code) for name, index, *_ in commits])
 
 
-def _named_error(context: RequestContext, found: TopicImage | None, key: TopicKey) -> ErrorCode:
+def topic_error(context: RequestContext, found: TopicImage | None, key: TopicKey) -> ErrorCode:
+    """Why nothing of a topic is committed."""
     if isinstance(key, bytes) and found is None:
         return ErrorCode.UNKNOWN_TOPIC_ID
     name = found.name if found is not None else str(key)
@@ -89,97 +91,12 @@ def _named_error(context: RequestContext, found: TopicImage | None, key: TopicKe
     return ErrorCode.NONE if found is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def commit_offsets(
-    broker: Broker,
-    context: RequestContext,
-    request: Message,
-    who: Committer,
-    by_id: bool = False,
-    refusal: ErrorCode = ErrorCode.NONE,
-) -> Body | Awaitable[Body]:
-    """Commit for a group what can be, and tell of each partition; nothing but `refusal` if there is one."""
-    refusal = refusal or _refusal(context, who.group_id)
-    commits: list[Commit] = []
-    errors: dict[tuple[str | bytes, int], ErrorCode] = {}
-    names: dict[str, str | bytes] = {}
-    for topic in request.topics:
-        key: str | bytes = topic.topic_id if by_id else topic.name
-        found = broker.image.topic_by_id(topic.topic_id) if by_id else broker.image.topics.get(topic.name)
-        error = refusal or _topic_error(context, found, topic, by_id)
-        count = len(found.partitions) if found is not None else 0
-        name = found.name if found is not None else ""
-        names[name] = key
-        for each in topic.partitions:
-            index = each.partition_index
-            if error is not ErrorCode.NONE:
-                errors[key, index] = error
-            elif not 0 <= index < count:
-                errors[key, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            else:
-                metadata = each.committed_metadata or ""
-                commits.append(
-                    Commit(name, index, each.committed_offset, each.committed_leader_epoch, metadata)
-                )
-    if not commits:
-        return _committed(context, request, errors, by_id)
-    try:
-        answer = broker.groups.commit(who, commits)
-    except KafkaError as refused:
-        answer = [(each.topic, each.partition, refused.code) for each in commits]
-    if isinstance(answer, list):
-        errors.update({(names[name], index): code for name, index, code in answer})
-        return _committed(context, request, errors, by_id)
-    return _committed_later(context, request, errors, names, answer, by_id)
-
-
-async def _committed_later(
-    context: RequestContext,
-    request: Message,
-    errors: dict[tuple[str | bytes, int], ErrorCode],
-    names: Mapping[str, str | bytes],
-    answer: Awaitable[CommitResult],
-    by_id: bool,
-) -> Body:
-    errors.update({(names[name], index): code for name, index, code in await answer})
-    return _committed(context, request, errors, by_id)
-
-
-def _refusal(context: RequestContext, group_id: str) -> ErrorCode:
+def group_refusal(context: RequestContext, group_id: str) -> ErrorCode:
+    """Why nothing is committed for a group, whatever of it is asked."""
     if not context.authorize(Operation.READ, ResourceType.GROUP, group_id):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
     too_long = len(group_id) * UTF8_BYTES_MAX > STRING_BYTES_MAX and len(group_id.encode()) > STRING_BYTES_MAX
     return ErrorCode.INVALID_GROUP_ID if too_long else ErrorCode.NONE
-
-
-def _topic_error(context: RequestContext, found: TopicImage | None, topic: Message, by_id: bool) -> ErrorCode:
-    name = topic.name if found is None else found.name
-    if by_id and found is None:
-        return ErrorCode.UNKNOWN_TOPIC_ID
-    if not context.authorize(Operation.READ, ResourceType.TOPIC, name):
-        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    return ErrorCode.NONE if found is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-
-def _committed(
-    context: RequestContext,
-    request: Message,
-    errors: Mapping[tuple[str | bytes, int], ErrorCode],
-    by_id: bool,
-) -> Body:
-    topics = [
-        {
-            **({"topic_id": topic.topic_id} if by_id else {"name": topic.name}),
-            "partitions": [
-                {
-                    "partition_index": each.partition_index,
-                    "error_code": errors[topic.topic_id if by_id else topic.name, each.partition_index],
-                }
-                for each in topic.partitions
-            ],
-        }
-        for topic in request.topics
-    ]
-    return {"throttle_time_ms": context.throttle_ms, "topics": topics}
 
 
 # -- fetch -------------------------------------------------------------------------------------------------------------
@@ -322,11 +239,14 @@ async def handle_offset_delete(broker: Broker, context: RequestContext, request:
     """Forget committed offsets of topics that no member of the group reads."""
     if not context.authorize(Operation.DELETE, ResourceType.GROUP, request.group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    if not request.group_id:
+        raise KafkaError(ErrorCode.INVALID_GROUP_ID)
     results: dict[tuple[str, int], ErrorCode] = {}
     wanted: list[tuple[str, int]] = []
-    for topic in request.topics:
+    topics = [topic for topic in request.topics if topic.partitions]
+    for topic in topics:
         found = broker.image.topics.get(topic.name)
-        error = _topic_error(context, found, topic, by_id=False)
+        error = topic_error(context, found, topic.name)
         for each in topic.partitions:
             index = each.partition_index
             if error is not ErrorCode.NONE:
@@ -343,7 +263,7 @@ async def handle_offset_delete(broker: Broker, context: RequestContext, request:
     return {
         "throttle_time_ms": context.throttle_ms,
         "error_code": ErrorCode.NONE,
-        "topics": [{"name": topic.name, "partitions": _deleted(topic, results)} for topic in request.topics],
+        "topics": [{"name": topic.name, "partitions": _deleted(topic, results)} for topic in topics],
     }
 
 

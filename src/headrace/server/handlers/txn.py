@@ -3,6 +3,7 @@
 Behaviour. From the wire to the transaction coordinator and back; what a transaction does is told in
 `coordinators.txn_shard`. InitProducerId without a transactional id gives an idempotent producer a fresh id. Partitions
 are added all or none: one that does not exist, or may not be written, keeps the others out (OPERATION_NOT_ATTEMPTED).
+An id longer than a record can hold is refused as an empty one is. Markers for no partition are not told of.
 Versions: clients below 2 (InitProducerId: 4) know no PRODUCER_FENCED and are told INVALID_PRODUCER_EPOCH. From 4 on
 AddPartitionsToTxn is asked by brokers, for many transactions at once, to add or only to verify. EndTxn from 5 on means
 transaction.version 2: every transaction has its own epoch, and the reply brings the next. WriteTxnMarkers is asked by
@@ -22,6 +23,7 @@ from headrace.server.broker import Broker
 from headrace.server.broker_markers import MarkerWrite, write_markers
 from headrace.server.context import RequestContext
 from headrace.server.handlers.cluster import make_internal_topic
+from headrace.server.handlers.groups import is_storable
 from headrace.server.router import Body, Handler
 from headrace.storage.markers import EndTransactionMarker
 from headrace.wire.apis import Api
@@ -42,7 +44,7 @@ def _told(error: ErrorCode, version: int, fenced_from: int = FENCED_FROM) -> Err
 
 
 def _check_id(context: RequestContext, transactional_id: str) -> ErrorCode:
-    if not transactional_id:
+    if not transactional_id or not is_storable(transactional_id):
         return ErrorCode.INVALID_REQUEST
     if not context.authorize(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id):
         return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -90,7 +92,8 @@ async def handle_add_partitions_to_txn(broker: Broker, context: RequestContext, 
     """Make partitions part of a transaction."""
     if context.version < BROKERS_ASK_FROM:
         results = await _add_for_client(broker, context, request)
-        return {"throttle_time_ms": context.throttle_ms, "results_by_topic_v3_and_below": _by_topic(results)}
+        by_topic = _by_topic(request.v3_and_below_topics, results)
+        return {"throttle_time_ms": context.throttle_ms, "results_by_topic_v3_and_below": by_topic}
     if not context.authorize(Operation.CLUSTER_ACTION, ResourceType.CLUSTER):
         return {
             "throttle_time_ms": context.throttle_ms,
@@ -99,7 +102,8 @@ async def handle_add_partitions_to_txn(broker: Broker, context: RequestContext, 
     answers = []
     for each in request.transactions:
         results = await _add_for_broker(broker, context, each)
-        answers.append({"transactional_id": each.transactional_id, "topic_results": _by_topic(results)})
+        by_topic = _by_topic(each.topics, results)
+        answers.append({"transactional_id": each.transactional_id, "topic_results": by_topic})
     return {"throttle_time_ms": context.throttle_ms, "results_by_transaction": answers}
 
 
@@ -107,11 +111,18 @@ def _partitions(topics: list[Message]) -> list[Partition]:
     return [(topic.name, index) for topic in topics for index in topic.partitions]
 
 
-def _by_topic(results: Mapping[Partition, ErrorCode]) -> list[dict[str, Any]]:
-    topics: dict[str, list[dict[str, Any]]] = {}
-    for (name, index), error in results.items():
-        topics.setdefault(name, []).append({"partition_index": index, "partition_error_code": error})
-    return [{"name": name, "results_by_partition": found} for name, found in topics.items()]
+def _by_topic(topics: list[Message], results: Mapping[Partition, ErrorCode]) -> list[dict[str, Any]]:
+    """The results in the shape of the request, whatever it names twice or leaves empty."""
+    return [
+        {
+            "name": topic.name,
+            "results_by_partition": [
+                {"partition_index": index, "partition_error_code": results[topic.name, index]}
+                for index in topic.partitions
+            ],
+        }
+        for topic in topics
+    ]
 
 
 async def _add_for_client(
@@ -121,9 +132,8 @@ async def _add_for_client(
     wanted = _partitions(request.v3_and_below_topics)
     error = _check_id(context, transactional_id)
     if error is ErrorCode.NONE:
-        refused = {each: _partition_error(broker, context, *each) for each in wanted}
-        if any(refused.values()):
-            return {each: code or ErrorCode.OPERATION_NOT_ATTEMPTED for each, code in refused.items()}
+        if refused := _all_or_none({each: _partition_error(broker, context, *each) for each in wanted}):
+            return refused
         producer = (request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
         error = await _add(broker, transactional_id, producer, wanted, client_version=0)
     return dict.fromkeys(wanted, _told(error, context.version))
@@ -133,9 +143,20 @@ def _partition_error(broker: Broker, context: RequestContext, name: str, index: 
     allowed = context.authorize(Operation.WRITE, ResourceType.TOPIC, name)
     if not allowed or is_internal(name):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return _existence_error(broker, name, index)
+
+
+def _existence_error(broker: Broker, name: str, index: int) -> ErrorCode:
     topic = broker.image.topics.get(name)
     known = topic is not None and 0 <= index < len(topic.partitions)
     return ErrorCode.NONE if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _all_or_none(errors: dict[Partition, ErrorCode]) -> dict[Partition, ErrorCode]:
+    """What is told when some partitions cannot be part of a transaction; nothing when all can."""
+    if not any(errors.values()):
+        return {}
+    return {where: error or ErrorCode.OPERATION_NOT_ATTEMPTED for where, error in errors.items()}
 
 
 async def _add_for_broker(
@@ -145,6 +166,8 @@ async def _add_for_broker(
     producer = (each.producer_id, each.producer_epoch)
     if not each.transactional_id:
         return dict.fromkeys(wanted, ErrorCode.INVALID_REQUEST)
+    if refused := _all_or_none({where: _existence_error(broker, *where) for where in wanted}):
+        return refused
     if not each.verify_only:
         return dict.fromkeys(wanted, await _add(broker, each.transactional_id, producer, wanted, VERSION_2))
     try:
@@ -234,7 +257,10 @@ async def handle_write_txn_markers(broker: Broker, context: RequestContext, requ
         for index in topic.partition_indexes
     ]
     errors = iter(await write_markers(broker, wanted))
-    return {"markers": [_written(marker, errors) for marker in request.markers]}
+    markers = [
+        marker for marker in request.markers if any(topic.partition_indexes for topic in marker.topics)
+    ]
+    return {"markers": [_written(marker, errors) for marker in markers]}
 
 
 def _written(marker: Message, errors: Iterator[ErrorCode]) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 Behaviour. A broker lists the transactional ids that it coordinates, and the producers of partitions that it leads: who
 wants all of the cluster asks every broker. DescribeProducers tells where an open transaction began, which is what an
-administrator needs to end one that hangs. UpdateFeatures changes all or nothing; a level below the present one has to
-be asked for as a downgrade. Versions: ListTransactions filters by age from 1 on, and by a regular
-expression that the whole id matches from 2 on; one costs what the ids are long, whatever it is.
+administrator needs to end one that hangs. UpdateFeatures changes all or nothing, and says of nothing but the whole why
+it did not; a level below the present one has to be asked for as a downgrade. Versions: ListTransactions filters by age
+from 1 on, where an id without a transaction is as old as can be, as in Kafka, and by a regular expression that the
+whole id matches from 2 on; one costs what the ids are long, whatever it is.
 """
 
 from typing import Any
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.cluster.features import check_update
+from headrace.cluster.names import check_topic_name
 from headrace.cluster.records import FeatureRecord
 from headrace.coordinators.topic_regex import LEGAL, InvalidPattern, TopicRegex
 from headrace.coordinators.txn_metadata import TransactionMetadata
@@ -46,7 +48,7 @@ def handle_list_transactions(broker: Broker, context: RequestContext, request: M
             and (not request.state_filters or value.state in states)
             and (not request.producer_id_filters or value.producer_id in request.producer_id_filters)
             and (pattern is None or pattern.matches(each.transactional_id))
-            and (request.duration_filter < 0 or 0 <= value.start_ms < now_ms - request.duration_filter)
+            and (request.duration_filter < 0 or value.start_ms < now_ms - request.duration_filter)
             and context.authorize(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, each.transactional_id)
         )
 
@@ -119,6 +121,7 @@ def handle_describe_producers(broker: Broker, context: RequestContext, request: 
             try:
                 if not allowed:
                     raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+                check_topic_name(topic.name)
                 state = broker.partition(topic.name, index).log.producer_state
                 answer["active_producers"] = [
                     {
@@ -149,6 +152,10 @@ async def handle_update_features(broker: Broker, context: RequestContext, reques
             raise KafkaError(ErrorCode.INVALID_REQUEST, "a feature is named twice")
         for each in request.feature_updates:
             typed = context.version >= UPGRADE_TYPES_FROM
+            if typed and each.upgrade_type not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
+                raise KafkaError(
+                    ErrorCode.INVALID_UPDATE_VERSION, f"{each.upgrade_type} is not a type of upgrade"
+                )
             lowers = (
                 each.upgrade_type in (SAFE_DOWNGRADE, UNSAFE_DOWNGRADE) if typed else each.allow_downgrade
             )
@@ -162,9 +169,7 @@ async def handle_update_features(broker: Broker, context: RequestContext, reques
             "throttle_time_ms": context.throttle_ms,
             "error_code": error.code,
             "error_message": error.message,
-            "results": [
-                {"feature": name, "error_code": error.code, "error_message": error.message} for name in names
-            ],
+            "results": [],
         }
     return {
         "throttle_time_ms": context.throttle_ms,
