@@ -349,3 +349,14 @@ def test_every_version_tells_of_the_metadata_log(version: int) -> None:
     assert not_there.error_code == reply.topics[1].partitions[0].error_code == 3
     if version >= 2:
         assert [node.node_id for node in reply.nodes] == [1]
+
+
+def test_an_election_of_no_known_type_is_refused_for_each_partition() -> None:
+    desk = Desk()
+    desk.create("t", 2)
+    body = {"election_type": 7, "topic_partitions": [{"topic": "t", "partitions": [0, 1]}]}
+    reply = desk.ask(Api.ELECT_LEADERS, 2, body)
+    assert reply.error_code == ErrorCode.INVALID_REQUEST
+    [topic] = reply.replica_election_results
+    assert [each.error_code for each in topic.partition_result] == [ErrorCode.INVALID_REQUEST] * 2
+    assert desk.ask(Api.ELECT_LEADERS, 2, {**body, "topic_partitions": []}).error_code == 0

@@ -314,3 +314,20 @@ def test_a_kind_that_does_not_exist_refuses_the_request() -> None:
     with pytest.raises(KafkaError) as raised:
         listed(Desk(), [Resource.TOPIC, 99])
     assert raised.value.code is ErrorCode.UNSUPPORTED_VERSION
+
+
+@pytest.mark.parametrize("name", [".", "a b", "t" * 250])
+def test_a_name_that_no_topic_can_have_is_told_from_one_that_none_has(name: str) -> None:
+    desk = Desk()
+    assert change(desk, Resource.TOPIC, name, ("retention.ms", Change.SET, "1"))[0] == (
+        ErrorCode.INVALID_TOPIC_EXCEPTION
+    )
+    assert change(desk, Resource.TOPIC, "none", ("retention.ms", Change.SET, "1"))[0] == (
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    )
+
+
+def test_a_word_given_twice_in_a_list_counts_once() -> None:
+    desk = Desk()
+    desk.create("t", cleanup_policy="delete,delete")
+    assert change(desk, Resource.TOPIC, "t", ("cleanup.policy", Change.SET, "compact,compact"))[0] == 0

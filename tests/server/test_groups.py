@@ -186,6 +186,7 @@ def test_offsets_of_topics_that_are_read_are_not_deleted(client: RawClient) -> N
 
     assert delete(TOPIC).topics[0].partitions[0].error_code == ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
     assert delete(TOPIC, "nobody").error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    assert delete(TOPIC, "").error_code == ErrorCode.INVALID_GROUP_ID
     assert delete("no-such").topics[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     commit(client, "done", 8)
     assert delete(TOPIC, "done").topics[0].partitions[0].error_code == 0

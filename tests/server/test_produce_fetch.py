@@ -272,11 +272,35 @@ def test_partitions_named_twice_in_a_large_question_hold_nobody_up(client, topic
     ]
     body = {"replica_id": -1, "topics": [{"name": topic, "partitions": wanted}]}
     answers = client.call(Api.LIST_OFFSETS, 6, body).topics[0].partitions
-    assert [n for n, answer in enumerate(answers) if answer.error_code == ErrorCode.INVALID_REQUEST] == [
-        0,
-        29_999,
-    ]
+    assert [answer.partition_index for answer in answers] == list(range(29_999)), "each is told of once"
+    assert [n for n, each in enumerate(answers) if each.error_code == ErrorCode.INVALID_REQUEST] == [0]
     assert answers[1].error_code == ErrorCode.NONE
+
+
+def test_an_epoch_begins_with_its_leader_and_not_with_its_first_record(client, topic):
+    def ends(epoch: int) -> tuple[int, int, int]:
+        wanted = {"partition": 0, "current_leader_epoch": -1, "leader_epoch": epoch}
+        body = {"replica_id": -1, "topics": [{"topic": topic, "partitions": [wanted]}]}
+        [answer] = client.call(Api.OFFSET_FOR_LEADER_EPOCH, 4, body).topics[0].partitions
+        return answer.error_code, answer.leader_epoch, answer.end_offset
+
+    def begins() -> tuple[int, int]:
+        wanted = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": -2}
+        body = {"replica_id": -1, "topics": [{"name": topic, "partitions": [wanted]}]}
+        [answer] = client.call(Api.LIST_OFFSETS, 6, body).topics[0].partitions
+        return answer.offset, answer.leader_epoch
+
+    assert (ends(0), begins()) == ((0, 0, 0), (0, 0))
+    assert ends(1) == ends(-1) == (0, -1, -1)
+    client.produce(topic, batch(b"x"))
+    assert (ends(0), begins()) == ((0, 0, 1), (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("api", "version"), [(Api.LIST_OFFSETS, 6), (Api.DELETE_RECORDS, 2), (Api.OFFSET_COMMIT, 8)]
+)
+def test_a_topic_without_partitions_is_not_told_of(client, topic, api, version):
+    assert client.call(api, version, {"topics": [{"name": topic, "partitions": []}]}).topics == []
 
 
 def test_records_are_deleted_up_to_an_offset(client, topic):
@@ -296,6 +320,23 @@ def test_records_are_deleted_up_to_an_offset(client, topic):
     assert delete(-1) == (0, 5)
 
 
+def test_of_records_deleted_twice_in_a_request_the_last_word_counts(client, topic):
+    for _ in range(5):
+        client.produce(topic, batch(b"x"))
+    wanted = [{"partition_index": 0, "offset": offset} for offset in (4, 2)]
+    body = {"timeout_ms": 1000, "topics": [{"name": topic, "partitions": wanted}]}
+    [answer] = client.call(Api.DELETE_RECORDS, 2, body).topics[0].partitions
+    assert (answer.error_code, answer.low_watermark) == (0, 2)
+
+
+def test_records_of_the_clusters_own_topics_are_not_deleted(client):
+    client.call(Api.FIND_COORDINATOR, 3, {"key": "any", "key_type": 0})
+    wanted = [{"partition_index": 0, "offset": 0}]
+    body = {"timeout_ms": 1000, "topics": [{"name": "__consumer_offsets", "partitions": wanted}]}
+    [answer] = client.call(Api.DELETE_RECORDS, 2, body).topics[0].partitions
+    assert answer.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
 # -- what is no request ----------------------------------------------------------------------------------------------
 
 
@@ -305,8 +346,8 @@ def test_an_unknown_version_of_api_versions_is_answered_in_version_zero(client):
     reply = client.receive_bytes()
     correlation_id, code, count = unpack_from(">ihi", reply)
     assert (correlation_id, code) == (7, ErrorCode.UNSUPPORTED_VERSION)
-    assert count == len(SUPPORTED)
-    assert len(reply) == 10 + 6 * count
+    assert unpack_from(">hhh", reply, 10) == (Api.API_VERSIONS, *SUPPORTED[Api.API_VERSIONS])
+    assert (count, len(reply)) == (1, 16), "of itself and of nothing else"
 
 
 @pytest.mark.parametrize(("api", "version"), [(3, 99), (3, -1), (999, 0), (-1, 0), (0, 0), (52, 0)])

@@ -135,15 +135,13 @@ class OneOf:
 
 
 class EachOf(OneOf):
-    """A list of words, each out of a few and given once."""
+    """A list of words, each out of a few; what is given twice counts once, as in Kafka."""
 
     __slots__ = ()
 
     def check(self, value: Any) -> None:
         for word in value:
             super().check(word)
-        if len(set(value)) != len(value):
-            raise Refusal(java_list(value), "values must not be duplicated.")
 
 
 class ThrottledReplicas:

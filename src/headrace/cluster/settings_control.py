@@ -24,6 +24,7 @@ from headrace.base.settings_group import CLIENT_METRICS_SETTINGS, GROUP_SETTINGS
 from headrace.base.settings_topic import TOPIC_SETTINGS
 from headrace.base.settings_types import java_list
 from headrace.cluster.image import ClusterImage
+from headrace.cluster.names import check_topic_name
 from headrace.cluster.records import ConfigRecord, MetadataRecord
 
 PER_LISTENER_PREFIX = "ssl."
@@ -130,6 +131,7 @@ def _decide(image: ClusterImage, request: ResourceChange, config: BrokerConfig) 
     _check_outcome(image, request, after, config)
     if request.type == Resource.TOPIC and request.name not in image.topics:
         # After the values, as Kafka does: what could be set nowhere is told of a topic that is not there, too.
+        check_topic_name(request.name)
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{request.name}' does not exist.")
     changed = [(name, after.get(name)) for name in {**before, **after} if before.get(name) != after.get(name)]
     return [ConfigRecord(request.type, request.name, name, value) for name, value in changed]

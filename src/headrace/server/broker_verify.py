@@ -67,6 +67,9 @@ class Verifier:
 
     def ask(self, asked: Asked, where: Partition, done: Done) -> None:
         """Have `done` told NONE when the partition is in the transaction, or why not."""
+        if not asked.transactional_id:
+            done(ErrorCode.INVALID_REQUEST)
+            return
         waiting = self._waiting.get((asked, where))
         if waiting is not None:
             waiting.append(done)

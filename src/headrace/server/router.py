@@ -5,7 +5,7 @@ once or later. The others take a decoded `Message` and return the reply's body, 
 is decoded from a copy, because the frame's memory is used again as soon as the router returns.
 
 Requests that cannot be served: an unknown version of ApiVersions is answered with UNSUPPORTED_VERSION in a body of
-version 0; any other unknown API or version closes the connection, as Kafka does.
+version 0, with the versions of ApiVersions alone; any other unknown API or version closes the connection. As in Kafka.
 
 While the broker starts, requests of clients wait for it: one that is turned away comes back after a second or more, and
 a start takes less. They are few and small, or their connections are closed.
@@ -152,7 +152,8 @@ class Router:
         context = exchange.context
         if context.api == Api.API_VERSIONS:
             context.version = 0
-            keys = [{"api_key": k, "min_version": v[0], "max_version": v[1]} for k, v in SUPPORTED.items()]
+            first, last = SUPPORTED[Api.API_VERSIONS]
+            keys = [{"api_key": Api.API_VERSIONS, "min_version": first, "max_version": last}]
             body = {"error_code": ErrorCode.UNSUPPORTED_VERSION, "api_keys": keys}
             exchange.reply(encode_response(Api.API_VERSIONS, 0, body))
             return

@@ -142,7 +142,7 @@ def _described(broker: Broker, context: RequestContext, group_id: str) -> dict[s
     if not context.authorize(Operation.DESCRIBE, ResourceType.GROUP, group_id):
         error = ErrorCode.GROUP_AUTHORIZATION_FAILED
     elif not group_id:
-        error, message = ErrorCode.INVALID_GROUP_ID, "GroupId can't be empty."
+        error = ErrorCode.INVALID_GROUP_ID
     else:
         try:
             group = broker.groups.describe_consumers(group_id)
@@ -175,7 +175,7 @@ def _member(
         "client_id": said.client_id,
         "client_host": said.client_host,
         "subscribed_topic_names": list(said.topics),
-        "subscribed_topic_regex": said.regex,
+        "subscribed_topic_regex": said.regex or "",
         "assignment": _partitions(broker, context, member.current.assigned),
         "target_assignment": _partitions(broker, context, group.targets.get(member.member_id, {})),
         "member_type": CLASSIC_MEMBER if member.is_classic else CONSUMER_MEMBER,

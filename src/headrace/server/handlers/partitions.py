@@ -33,8 +33,6 @@ async def handle_elect_leaders(broker: Broker, context: RequestContext, request:
     """Other leaders for partitions."""
     if not context.authorize(Operation.ALTER, ResourceType.CLUSTER):
         return {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "replica_election_results": []}
-    if request.election_type not in (PREFERRED, UNCLEAN):
-        return {"error_code": ErrorCode.INVALID_REQUEST, "replica_election_results": []}
     image = broker.metadata.pending
     everything = request.topic_partitions is None
     records: list[MetadataRecord] = []
@@ -60,7 +58,12 @@ async def handle_elect_leaders(broker: Broker, context: RequestContext, request:
         }
         for name, outcomes in results.items()
     ]
-    return {"throttle_time_ms": context.throttle_ms, "replica_election_results": told}
+    unknown = told and request.election_type not in (PREFERRED, UNCLEAN)
+    return {
+        "throttle_time_ms": context.throttle_ms,
+        "error_code": ErrorCode.INVALID_REQUEST if unknown else ErrorCode.NONE,
+        "replica_election_results": told,
+    }
 
 
 def _all(image: ClusterImage) -> Iterator[tuple[str, int]]:
@@ -76,6 +79,8 @@ def _named(topics: list[Message]) -> Iterator[tuple[str, int]]:
 
 
 def _election(image: ClusterImage, name: str, index: int, kind: int) -> PartitionRecord:
+    if kind not in (PREFERRED, UNCLEAN):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{kind} is not a type of election")
     topic = _topic(image, name, index)
     now = topic.partitions[index]
     may_lead = leadership_of(image)

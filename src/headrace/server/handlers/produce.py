@@ -187,8 +187,6 @@ class _Pending:
                 ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
                 "transactional records without a transactional id",
             )
-        if not self._transactional_id:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
         version = self._exchange.context.version
         header = parse_header(records)
         producer_id, epoch = header.producer_id, header.producer_epoch

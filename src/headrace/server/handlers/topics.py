@@ -130,29 +130,32 @@ async def _delete(
 ) -> list[Outcome]:
     named = Counter(asked)
     gone: dict[bytes, TopicImage] = {}
-    outcomes: list[Outcome] = []
+    outcomes: dict[tuple[str | None, bytes], Outcome] = {}
     for name, topic_id in dict.fromkeys(asked):
         try:
             _check_asked(name, topic_id, named[name, topic_id])
             topic = _deletable(broker, context, name, topic_id)
         except KafkaError as error:
-            outcomes.append(Outcome(name, topic_id, error))
+            outcomes[name, topic_id] = Outcome(name, topic_id, error)
             continue
-        if topic.id in gone:
+        key = (topic.name, topic.id)
+        if key in outcomes:  # by its name and by its id: which of them was meant is not guessed
+            gone.pop(topic.id, None)
             twice = KafkaError(
                 ErrorCode.INVALID_REQUEST, "The provided topic name maps to an ID that was already supplied."
             )
-            outcomes.append(Outcome(name, topic_id, twice))
-            continue
-        gone[topic.id] = topic
-        outcomes.append(Outcome(topic.name, topic.id, None))
+            outcomes[key] = Outcome(*key, twice)
+        else:
+            gone[topic.id] = topic
+            outcomes[key] = Outcome(*key, None)
     try:
         await broker.commit(controller.delete_topics(gone.values()))
     except KafkaError as error:
         return [
-            each if each.error is not None else Outcome(each.name, each.topic_id, error) for each in outcomes
+            each if each.error is not None else Outcome(each.name, each.topic_id, error)
+            for each in outcomes.values()
         ]
-    return outcomes
+    return list(outcomes.values())
 
 
 def _check_asked(name: str | None, topic_id: bytes, times: int) -> None:

@@ -97,8 +97,6 @@ async def _verified(broker: Broker, version: int, request: Message) -> ErrorCode
     """Whether the offsets of the group are part of the transaction, by now at the latest."""
     if not request.group_id:
         return ErrorCode.INVALID_GROUP_ID
-    if not request.transactional_id:
-        return ErrorCode.INVALID_REQUEST
     topic = broker.image.topics.get(CONSUMER_OFFSETS_TOPIC)
     if topic is None or not topic.partitions:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
