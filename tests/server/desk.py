@@ -21,7 +21,16 @@ from headrace.consensus.raft.node import RaftNode
 from headrace.consensus.raft.storage import MemoryStorage
 from headrace.security.authorizer import ANONYMOUS, Operation, Principal, ResourceType
 from headrace.server.context import Peer, RequestContext
-from headrace.server.handlers import cluster, configs, partitions, quorum, topics
+from headrace.server.handlers import (
+    client_quotas,
+    cluster,
+    configs,
+    identities,
+    log_dirs,
+    partitions,
+    quorum,
+    topics,
+)
 from headrace.server.member import Member
 from headrace.server.router import Handler
 from headrace.storage.memory import MemoryFileSystem
@@ -34,6 +43,9 @@ HANDLERS: dict[Api, Handler] = {
     **cluster.HANDLERS,
     **partitions.HANDLERS,
     **quorum.HANDLERS,
+    **log_dirs.HANDLERS,
+    **identities.HANDLERS,
+    **client_quotas.HANDLERS,
 }
 NODE = 1
 

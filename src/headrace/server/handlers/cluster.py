@@ -1,14 +1,13 @@
-"""Metadata, DescribeCluster, DescribeTopicPartitions, DescribeLogDirs, FindCoordinator and DescribeQuorum.
+"""Metadata, DescribeCluster, DescribeTopicPartitions and FindCoordinator.
 
 Behaviour. What the cluster's image says, in the shape each API wants. Metadata creates topics that do not exist,
 when the client and `auto.create.topics.enable` allow it, and answers when they are there (Kafka answers first and
 has the client ask again). An empty list of topics asks for all in version 0 and for none above; topic ids are taken
 from version 12. This broker coordinates every group and transaction, as the only one; the first to look for a
-group's coordinator has the topic of offsets made. DescribeQuorum tells of the metadata log: one voter. Left out:
+group's coordinator has the topic of offsets made. Left out:
 fenced and offline brokers, until there are others; listeners of controllers apart from brokers.
 """
 
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -378,45 +377,7 @@ def _no_topic(name: str, code: ErrorCode) -> dict[str, Any]:
     }
 
 
-# -- storage and roles -------------------------------------------------------------------------------------------------
-
-
-def handle_describe_log_dirs(broker: Broker, context: RequestContext, request: Message) -> Body:
-    """What each partition takes up on disk."""
-    if not context.authorize(Operation.DESCRIBE, ResourceType.CLUSTER):
-        return {"throttle_time_ms": context.throttle_ms, "error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
-    wanted: set[tuple[str, int]] | None = None
-    if request.topics is not None:
-        wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
-    topics: dict[str, list[dict[str, Any]]] = {}
-    for log in broker.logs.sizes():
-        known = log.topic in broker.image.topics
-        if known and (wanted is None or (log.topic, log.partition) in wanted):
-            topics.setdefault(log.topic, []).append(
-                {
-                    "partition_index": log.partition,
-                    "partition_size": log.size_bytes,
-                    "offset_lag": 0,
-                    "is_future_key": False,
-                }
-            )
-    directory = {
-        "error_code": ErrorCode.NONE,
-        "log_dir": broker.logs.data_dir,
-        "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
-        "total_bytes": _volume_bytes(broker.logs.data_dir),
-        "usable_bytes": broker.logs.fs.free_bytes(),
-    }
-    return {"throttle_time_ms": context.throttle_ms, "results": [directory]}
-
-
-def _volume_bytes(directory: str) -> int:
-    """The size of the volume a directory is on; -1 where there is none, as for logs in memory."""
-    try:
-        volume = os.statvfs(directory)
-    except OSError:
-        return -1
-    return volume.f_blocks * volume.f_frsize
+# -- coordinators ------------------------------------------------------------------------------------------------------
 
 
 async def make_internal_topic(broker: Broker, name: str) -> None:
@@ -459,6 +420,5 @@ HANDLERS: dict[Api, Handler] = {
     Api.METADATA: handle_metadata,
     Api.DESCRIBE_CLUSTER: handle_describe_cluster,
     Api.DESCRIBE_TOPIC_PARTITIONS: handle_describe_topic_partitions,
-    Api.DESCRIBE_LOG_DIRS: handle_describe_log_dirs,
     Api.FIND_COORDINATOR: handle_find_coordinator,
 }
