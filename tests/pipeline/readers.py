@@ -19,6 +19,7 @@ from pyspark.sql.types import (
 )
 
 from headrace.client.arrow_write import ArrowWriter
+from headrace.pipeline.ahead import HandsOverRows
 from headrace.pipeline.source import SCHEMA
 from headrace.testing import Broker
 from pyspark_headrace import DefaultSource
@@ -59,4 +60,9 @@ def batch_rows(broker: Broker, topic: str, schema: str = SCHEMA, **options: str)
 def stream_rows(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
     task = pickle.loads(pickle.dumps(reader))
     parts = reader.partitions(json.loads(json.dumps(start)), json.loads(json.dumps(end)))
-    return [row["value"] for part in parts for batch in task.read(part) for row in batch.to_pylist()]
+    read = [row["value"] for part in parts for batch in task.read(part) for row in batch.to_pylist()]
+    if isinstance(reader, HandsOverRows):
+        assert len(parts) == 1
+        handed = [row["value"] for batch in reader.getCache(start, end) for row in batch.to_pylist()]
+        assert handed == read, "what goes to Spark with the task is what the task reads"
+    return read

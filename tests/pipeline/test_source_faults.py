@@ -21,6 +21,7 @@ from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from headrace.pipeline.options import OptionError
+from headrace.pipeline.ranges import OffsetRange
 from headrace.pipeline.source import SCHEMA, DataLoss
 from pyspark_headrace import DefaultSource
 from tests.pipeline.readers import OpenStream, batch_rows, schema_of, source, stream_rows, write
@@ -49,10 +50,12 @@ def test_records_deleted_under_a_stream_are_named_to_the_offset(
 ) -> None:
     broker.create_topic("aged", 1)
     write(broker, "aged", [b"%d" % n for n in range(10)])
-    strict = open_stream(broker, "aged", startingOffsets="earliest")
-    start = strict.initialOffset()
-    end = strict.latestOffset(start, ReadAllAvailable())
+    first = open_stream(broker, "aged", startingOffsets="earliest")
+    start = first.initialOffset()
+    end = first.latestOffset(start, ReadAllAvailable())
+    first.stop()
     delete_before(broker, "aged", 6)
+    strict = open_stream(broker, "aged")
     with pytest.raises(DataLoss, match="Offsets 0 to 5 of aged-0 are gone"):
         strict.partitions(start, end)
     for policy in ("skip", "report"):
@@ -73,7 +76,7 @@ def test_records_deleted_between_planning_and_reading_are_passed_over_or_fail_th
             with pytest.raises(DataLoss, match="Offsets 0 to 7 of late-0 are gone"):
                 list(reader.read(parts[0]))
         else:
-            parts[0].value = parts[0].value.__class__("late", 0, 0, 10)
+            parts[0].value = (OffsetRange("late", 0, 0, 10),)
             assert [r["value"] for b in reader.read(parts[0]) for r in b.to_pylist()] == expected
 
 
@@ -156,7 +159,7 @@ def test_filters_are_read_and_left_to_spark(broker: Broker) -> None:
     reader = source(broker, "filtered", filterPushdown="true").reader(schema_of(SCHEMA))
     filters = [EqualTo(("partition",), 1), GreaterThanOrEqual(("offset",), 3)]
     assert list(reader.pushFilters(filters)) == filters
-    assert [(p.value.partition, p.value.start, p.value.end) for p in reader.partitions()] == [(1, 3, 4)]
+    assert [p.value for p in reader.partitions()] == [(OffsetRange("filtered", 1, 3, 4),)]
 
 
 def test_progress_is_seen_where_people_look_for_lag(broker: Broker, open_stream: OpenStream) -> None:
@@ -167,6 +170,7 @@ def test_progress_is_seen_where_people_look_for_lag(broker: Broker, open_stream:
     )
     end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
     reader.commit(end)
+    reader.stop()  # which waits for what was told
 
     async def lag() -> dict[TopicPartition, tuple[int, int]]:
         async with Admin({"bootstrap.servers": broker.bootstrap}) as admin:

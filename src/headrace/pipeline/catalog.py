@@ -7,18 +7,20 @@ within the client's time-outs; a topic is told apart from another of the same na
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from headrace.base.errors import ErrorCode, KafkaError
-from headrace.client.arrow_read import ArrowReader
+from headrace.client.arrow_read import ArrowReader, OffsetsGone
 from headrace.client.arrow_txn import CommittedOffset, Coordination
 from headrace.client.errors import Disconnected, RequestTimedOut
 from headrace.client.offsets import missing_partition
 from headrace.client.retry import with_retries
 from headrace.client.topics import TopicPartition
+from headrace.pipeline.ahead import RANGES_AT_ONCE_MAX
 from headrace.pipeline.options import EARLIEST, LATEST, OptionError, PerPartition, SourceOptions
-from headrace.pipeline.ranges import Offsets
+from headrace.pipeline.ranges import OffsetRange, Offsets
 from headrace.wire.messages import Message
 
 T = TypeVar("T")
@@ -126,6 +128,42 @@ class Catalog:
         answers = self._run(lambda reader: reader.list_offsets(wanted))
         self.epochs = {p: answer.leader_epoch for p, answer in answers.items()}
         return {p: answer.offset for p, answer in answers.items()}
+
+    def read(self, ranges: Iterable[OffsetRange], columns: Sequence[str], bytes_max: int) -> list[Any] | None:
+        """The record batches of small ranges, in order; None when they are larger than that, or not all there."""
+        room = asyncio.Semaphore(RANGES_AT_ONCE_MAX)
+        held = 0
+
+        async def one(reader: ArrowReader, part: OffsetRange) -> list[Any]:
+            nonlocal held
+            found = []
+            patience = self._options.poll_timeout_ms
+            async with room:
+                batches = reader.read_range(
+                    part.topic, part.partition, part.start, part.end, columns, no_progress_timeout_ms=patience
+                )
+                async with aclosing(batches):
+                    async for batch in batches:
+                        held += batch.nbytes
+                        if held > bytes_max:
+                            break
+                        found.append(batch)
+            return found
+
+        async def every(reader: ArrowReader) -> list[list[Any]]:
+            nonlocal held
+            held = 0
+            found = await asyncio.gather(*(one(reader, part) for part in ranges), return_exceptions=True)
+            for error in found:  # only when all have ended: nothing of it goes on behind the next question
+                if isinstance(error, BaseException):
+                    raise error
+            return [batches for batches in found if isinstance(batches, list)]
+
+        try:
+            found = self._run(every)
+        except OffsetsGone:
+            return None  # what to do about that is the task's
+        return [batch for batches in found for batch in batches] if held <= bytes_max else None
 
     def resolve_start(self, partitions: list[TopicPartition], streaming: bool) -> Offsets:
         """The offsets that the starting options mean. Raises OptionError."""

@@ -34,6 +34,7 @@ SOURCE_OPTIONS: Final = (
     "onDataLoss",
     "minPartitions",
     "maxRecordsPerPartition",
+    "smallBatchRows",
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
@@ -55,6 +56,7 @@ _STREAM_ONLY: Final = (
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
     "maxBytesPerTrigger",
+    "smallBatchRows",
 )
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _KAFKA_REFUSED: Final = {
@@ -78,6 +80,7 @@ _GROUP_KEYS: Final = (
 
 MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
 POLL_TIMEOUT_MS: Final = 120_000
+SMALL_BATCH_ROWS: Final = 1_000
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -100,6 +103,7 @@ class SourceOptions:
     on_data_loss: str
     min_partitions: int | None
     max_records_per_partition: int | None
+    small_batch_rows: int
     max_offsets_per_trigger: int | None
     min_offsets_per_trigger: int | None
     max_trigger_delay_ms: int
@@ -170,6 +174,7 @@ def parse_source_options(given: Mapping[str, str], *, streaming: bool) -> Source
         on_data_loss=_on_data_loss(options),
         min_partitions=options.count("minPartitions"),
         max_records_per_partition=options.count("maxRecordsPerPartition"),
+        small_batch_rows=_small_batch_rows(options),
         max_offsets_per_trigger=options.count("maxOffsetsPerTrigger"),
         min_offsets_per_trigger=options.count("minOffsetsPerTrigger"),
         max_trigger_delay_ms=_limits_agree(options),
@@ -329,6 +334,13 @@ def _limits_agree(options: _Given) -> int:
         )
     delay = options.get("maxTriggerDelay")
     return MAX_TRIGGER_DELAY_MS if delay is None else parse_duration_ms("maxTriggerDelay", delay)
+
+
+def _small_batch_rows(options: _Given) -> int:
+    text = (options.get("smallBatchRows") or str(SMALL_BATCH_ROWS)).strip()
+    if not text.isdigit():
+        raise OptionError(f"Option 'smallBatchRows' must be a number, 0 for never, but is '{text}'.")
+    return int(text)
 
 
 def parse_duration_ms(name: str, text: str) -> int:

@@ -3,13 +3,14 @@
 Owns the row schema, the offsets in the checkpoint, and what is done about lost data. Invariants: a micro-batch is the
 offsets between two checkpoints and nothing else, so a replay reads the same records; a task reads its range and yields
 Arrow record batches that hold exactly the columns of the schema it was given; a topic that was created anew is never
-taken for the one that the checkpoint is about. Called by Spark through `pyspark_headrace`.
+taken for the one that the checkpoint is about. Called by Spark through `pyspark_headrace`. Of a streaming reader, the
+thread of `ahead` and the caller's take turns: whoever asks the catalog from here first waits until that thread is idle.
 """
 
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -26,6 +27,7 @@ from headrace.base.errors import KafkaError
 from headrace.base.log import get_logger
 from headrace.client.arrow_read import OffsetsGone, read_range
 from headrace.client.topics import TopicPartition
+from headrace.pipeline.ahead import BYTES_MAX, CAN_HAND_OVER, RANGES_MAX, Ahead, HandsOverRows
 from headrace.pipeline.catalog import Catalog
 from headrace.pipeline.filters import narrow
 from headrace.pipeline.options import OptionError, SourceOptions
@@ -50,15 +52,22 @@ _TYPES = {
 _log = get_logger(__name__)
 
 
+Planned: TypeAlias = tuple[list[InputPartition], list[Any] | None]
+
+
 class DataLoss(Exception):
     """Records that the query should have read are gone; the text is Spark's own, with the exact ranges."""
 
 
 class RangePartition(InputPartition):
-    """One task: a range of one partition."""
+    """One task: a range of one partition, or of several that are small."""
 
-    def __init__(self, read: OffsetRange) -> None:
+    def __init__(self, *read: OffsetRange) -> None:
         self.value = read
+
+
+def _ranges(task: InputPartition) -> tuple[OffsetRange, ...]:
+    return task.value if isinstance(task, RangePartition) else ()
 
 
 def check_schema(schema: StructType) -> list[str]:
@@ -156,8 +165,8 @@ class BatchReader(DataSourceReader):
                 end[partition] = latest[partition]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if isinstance(partition.value, OffsetRange):
-            yield from read_task(self._options, self._columns, partition.value)
+        for part in _ranges(partition):
+            yield from read_task(self._options, self._columns, part)
 
 
 class FilteringBatchReader(BatchReader):
@@ -179,10 +188,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offsets | None = None
         self._waiting_since_s: float | None = None
         self._reported: dict[str, Any] | None = None
+        self._ahead: Ahead[Planned] = Ahead()
+        self._rows: list[Any] = []
 
     # -- offsets ----------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
+        self._ahead.settle()
         found = self._catalog.partitions()
         return self._checkpoint(self._catalog.resolve_start(found, streaming=True))
 
@@ -197,12 +209,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
+        self._ahead.settle()
         self._target = self._catalog.latest(self._catalog.partitions())
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 (Spark's name)
         return self._reported
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 (Spark's name)
+        self._ahead.settle()
         found = self._catalog.partitions()
         begin = self._restore(start)
         end = self._catalog.latest(found)
@@ -216,7 +230,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = self._limit(begin, end)
         if {p: end[p] for p in end if p in known} == {p: begin[p] for p in known} and set(end) <= known:
             return start  # the same text, because Spark takes any other for news
-        return self._checkpoint(end)
+        until = self._checkpoint(end)
+        self._ahead.begin((start, until), lambda: self._plan(start, until))
+        return until
 
     def _limit(self, begin: Offsets, end: Offsets) -> Offsets:
         options = self._options
@@ -268,6 +284,35 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        planned = self._ahead.take((start, end))
+        if planned is None:  # a replay
+            self._ahead.settle()
+            planned = self._plan(start, end)
+        tasks, rows = planned
+        if rows is not None:
+            self._rows = rows
+            self.__class__ = StreamReaderWithRows
+        return tasks
+
+    def _plan(self, start: dict[str, Any], end: dict[str, Any]) -> "Planned":
+        """The tasks between two offsets, and the rows of it where they are few and in one task."""
+        ranges = self._ranges_between(start, end)
+        options = self._options
+        tasks = split(ranges, options.min_partitions, options.max_records_per_partition)
+        rows = None
+        if self._is_small(tasks):
+            rows = self._catalog.read(tasks, self._columns, BYTES_MAX)
+        if rows is not None:
+            return [RangePartition(*tasks)], rows
+        return [RangePartition(task) for task in tasks], None
+
+    def _is_small(self, tasks: Sequence[OffsetRange]) -> bool:
+        options = self._options
+        if not CAN_HAND_OVER or options.min_partitions or options.max_records_per_partition:
+            return False
+        return 0 < len(tasks) <= RANGES_MAX and sum(task.size for task in tasks) <= options.small_batch_rows
+
+    def _ranges_between(self, start: dict[str, Any], end: dict[str, Any]) -> list[OffsetRange]:
         self._catalog.partitions()  # topics may be others by now
         begin, until = self._restore(start), self._restore(end)
         earliest = self._catalog.earliest(until)
@@ -282,23 +327,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
                 first = available
             ranges.append(OffsetRange(partition.topic, partition.partition, first, until[partition]))
-        tasks = split(ranges, self._options.min_partitions, self._options.max_records_per_partition)
-        return [RangePartition(task) for task in tasks]
+        return ranges
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if isinstance(partition.value, OffsetRange):
-            yield from read_task(self._options, self._columns, partition.value)
+        for part in _ranges(partition):
+            yield from read_task(self._options, self._columns, part)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Show progress in a group. It is for people to look at: the checkpoint is what counts."""
-        if not self._options.progress_group:
-            return
+        if self._options.progress_group:
+            self._ahead.after(lambda: self._publish(end))  # the batch that is being planned goes first
+
+    def _publish(self, end: dict[str, Any]) -> None:
         try:
             self._catalog.publish(self._options.progress_group, self._restore(end))
         except KafkaError as error:
             _log.warning("progress not published", extra={"fields": {"reason": error.message}})
 
     def stop(self) -> None:
+        self._ahead.close()
         self._catalog.close()
 
     # -- the checkpoint ---------------------------------------------------------------------------------------------
@@ -338,6 +385,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for number, offset in topic["offsets"].items():
                 found[TopicPartition(name, int(number))] = int(offset)
         return found
+
+
+class StreamReaderWithRows(StreamReader, HandsOverRows):
+    """A reader that has just given a task whose rows it has as well.
+
+    Spark tells such a reader by its class, but asks less of all readers of that class: they have no latest offset to
+    report. So a reader is one only from its answer until it is asked for the rows, which comes next.
+    """
+
+    def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any]:  # noqa: N802 (Spark's name)
+        rows, self._rows = self._rows, []
+        self.__class__ = StreamReader
+        return iter(rows)
 
 
 def _name(partition: TopicPartition) -> str:
