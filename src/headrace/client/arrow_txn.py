@@ -27,6 +27,7 @@ TXN_OFFSET_COMMIT_HIGHEST: Final = 3
 OFFSET_COMMIT_HIGHEST: Final = 7
 OFFSET_FETCH_HIGHEST: Final = 7
 INIT_PRODUCER_ID_HIGHEST: Final = 4
+COORDINATORS_KNOWN_MAX: Final = 1_000
 KEY_GROUP: Final = 0
 KEY_TRANSACTION: Final = 1
 
@@ -73,7 +74,7 @@ class Coordination:
     """Calls to the coordinators of transactions and groups."""
 
     def __init__(self, cluster: Cluster, timeout_ms: int) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
         self._timeout_ms = timeout_ms
         self._known: dict[tuple[int, str], int] = {}
 
@@ -138,10 +139,10 @@ class Coordination:
         """The transactional ids with this prefix that have something open; none where brokers cannot tell."""
 
         async def attempt() -> set[str]:
-            await self._cluster.describe([])  # a broker that is gone by the next attempt has none open
+            await self.cluster.describe([])  # a broker that is gone by the next attempt has none open
             found = set()
-            for node_id in list(self._cluster.nodes):
-                connection = await self._cluster.connection(node_id)
+            for node_id in list(self.cluster.nodes):
+                connection = await self.cluster.connection(node_id)
                 try:
                     reply = await connection.request(
                         Api.LIST_TRANSACTIONS,
@@ -154,7 +155,7 @@ class Coordination:
                 found |= {state.transactional_id for state in reply.transaction_states}
             return found
 
-        names = await with_retries(self._cluster, self._timeout_ms, attempt)
+        names = await with_retries(self.cluster, self._timeout_ms, attempt)
         return sorted(name for name in names if name.startswith(prefix))
 
     # -- offsets of a group -----------------------------------------------------------------------------------------
@@ -200,21 +201,23 @@ class Coordination:
                     raise KafkaError(code, f"{api.name} for {key}{about}: {code.name}")
             return reply
 
-        return await with_retries(self._cluster, self._timeout_ms, attempt)
+        return await with_retries(self.cluster, self._timeout_ms, attempt)
 
     async def _coordinator(self, kind: int, key: str) -> Connection:
         node_id = self._known.get((kind, key))
         if node_id is None:
-            if not self._cluster.nodes:
-                await self._cluster.describe([])
-            connection = await self._cluster.any_connection()
+            if not self.cluster.nodes:
+                await self.cluster.describe([])
+            connection = await self.cluster.any_connection()
             reply = await connection.request(
                 Api.FIND_COORDINATOR, {"key": key, "key_type": kind}, highest=FIND_COORDINATOR_HIGHEST
             )
             raise_for(reply.error_code, reply.error_message, f"coordinator of {key}")
+            if len(self._known) >= COORDINATORS_KNOWN_MAX:
+                del self._known[next(iter(self._known))]
             node_id = self._known[kind, key] = int(reply.node_id)
-            self._cluster.nodes.setdefault(node_id, Node(node_id, reply.host, reply.port, None))
-        return await self._cluster.connection(node_id)
+            self.cluster.nodes.setdefault(node_id, Node(node_id, reply.host, reply.port, None))
+        return await self.cluster.connection(node_id)
 
 
 def _offsets_of(topic: str, offsets: Mapping[int, CommittedOffset]) -> dict[str, Any]:

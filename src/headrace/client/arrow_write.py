@@ -60,7 +60,10 @@ class _Queue:
 
 
 class ArrowWriter:
-    """Writes tables to topics. Its configuration is a producer's; `transactional_id` makes it one transaction."""
+    """Writes tables to topics. Its configuration is a producer's; `transactional_id` makes it one transaction.
+
+    `coordination` are calls over connections of somebody else's, to be used and left open.
+    """
 
     def __init__(
         self,
@@ -68,10 +71,12 @@ class ArrowWriter:
         *,
         transactional_id: str | None = None,
         transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+        coordination: Coordination | None = None,
     ) -> None:
         self.config: ProducerConfig = producer_config(config)
-        self.cluster = Cluster(self.config)
-        self.coordination = Coordination(self.cluster, self.config.max_block_ms)
+        self._owns_cluster = coordination is None
+        self.coordination = coordination or Coordination(Cluster(self.config), self.config.max_block_ms)
+        self.cluster = self.coordination.cluster
         self.rows_written = 0
         self.digest = 0  # of the rows of a transaction, so that a replay can be told from something else
         self._transactional_id = transactional_id
@@ -106,7 +111,8 @@ class ArrowWriter:
         """Connect and ask what writing to a topic takes, while there are no rows yet. What fails shows in sending."""
         with suppress(KafkaError):
             self.cluster.track(topic)
-            await self.cluster.refresh()
+            if topic not in self.cluster.topics or self.cluster.stale:
+                await self.cluster.refresh()
             if self._transactional_id is None:
                 await self._begin()
 
@@ -148,7 +154,8 @@ class ArrowWriter:
         try:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         finally:
-            await self.cluster.close()
+            if self._owns_cluster:
+                await self.cluster.close()
 
     # -- rows to batches --------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from headrace.client.arrow_write import TRANSACTION_TIMEOUT_MS
 from headrace.client.cluster import Cluster
 from headrace.client.config import producer_config
 from headrace.client.retry import with_retries
+from headrace.pipeline import kept
 from headrace.pipeline.committer import Committer
 from headrace.pipeline.ledger import Entry, Ledger
 from headrace.pipeline.options import SINK_WORDS, OptionError, check_client, check_options
@@ -160,13 +161,22 @@ class _Writer:
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """One task, on an executor."""
         options = self._options
-        task = SinkTask(
-            options.producer, options.topic, options.ledger_topic, options.transaction_timeout_ms, self.step
-        )
+
+        def task(calls: Coordination) -> SinkTask:
+            return SinkTask(
+                options.producer,
+                options.topic,
+                options.ledger_topic,
+                options.transaction_timeout_ms,
+                self.step,
+                calls,
+            )
+
         if not options.exactly_once:
-            return Written("", "", 0, asyncio.run(task.write_at_least_once(iterator)), None)
+            rows = kept.run(options.producer, lambda calls: task(calls).write_at_least_once(iterator))
+            return Written("", "", 0, rows, None)
         who = self._identity()
-        entry = asyncio.run(task.write_once(who, iterator))
+        entry = kept.run(options.producer, lambda calls: task(calls).write_once(who, iterator))
         return Written(who.sink, who.run, who.batch, entry.rows if entry is not None else 0, entry)
 
     def _identity(self) -> TaskIdentity:
@@ -191,28 +201,17 @@ class _Writer:
         if not self._options.exactly_once or not written:
             return
         entries = [m.entry for m in written if m.entry is not None]
-        asyncio.run(self._finish(written[0], entries, commit))
+        kept.run(self._options.producer, lambda calls: self._finish(calls, written[0], entries, commit))
 
-    async def _finish(self, one: Written, entries: list[Entry], commit: bool) -> None:
-        config = producer_config(self._options.producer)
-        cluster = Cluster(config)
-        cluster.first_contact_timeout_ms = config.max_block_ms  # the batch's tasks have reached the brokers
-        try:
-            calls = Coordination(cluster, config.max_block_ms)
-            ledger = Ledger(
-                calls,
-                one.sink,
-                self._options.ledger_topic,
-                self._options.transaction_timeout_ms,
-                self.step,
-            )
-            committer = Committer(calls, ledger, one.run, self.step)
-            if commit:
-                await committer.commit(one.batch, entries)
-            else:
-                await committer.abort(one.batch, entries)
-        finally:
-            await cluster.close()
+    async def _finish(self, calls: Coordination, one: Written, entries: list[Entry], commit: bool) -> None:
+        ledger = Ledger(
+            calls, one.sink, self._options.ledger_topic, self._options.transaction_timeout_ms, self.step
+        )
+        committer = Committer(calls, ledger, one.run, self.step)
+        if commit:
+            await committer.commit(one.batch, entries)
+        else:
+            await committer.abort(one.batch, entries)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from headrace.client.arrow_txn import Coordination
 from headrace.client.arrow_write import ArrowWriter
 from headrace.pipeline.committer import ends, recover
 from headrace.pipeline.ledger import (
@@ -67,6 +68,7 @@ class SinkTask:
     ledger_topic: str
     transaction_timeout_ms: int
     step: Step = no_step
+    calls: Coordination | None = None  # over connections that outlive the task
 
     async def write_once(self, who: TaskIdentity, batches: Iterable[Any]) -> Entry | None:
         """Prepare the rows; None when there is nothing to commit for this task."""
@@ -74,6 +76,7 @@ class SinkTask:
             self.config,
             transactional_id=who.transactional_id,
             transaction_timeout_ms=self.transaction_timeout_ms,
+            coordination=self.calls,
         )
         writer.cluster.first_contact_timeout_ms = (
             writer.config.max_block_ms
@@ -105,7 +108,7 @@ class SinkTask:
 
     async def write_at_least_once(self, batches: Iterable[Any]) -> int:
         """Write the rows, visible at once; how many they were."""
-        async with ArrowWriter(self.config) as writer:
+        async with ArrowWriter(self.config, coordination=self.calls) as writer:
             writer.cluster.first_contact_timeout_ms = writer.config.max_block_ms
             await self._write(writer, batches)
         return writer.rows_written
