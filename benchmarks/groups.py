@@ -28,11 +28,12 @@ CREWS = 50
 WAIT_S = 120.0
 FIRST_DELAY_MS = "50"
 HEARTBEAT_MS = "100"
+SIZE = struct.Struct(">i")
 
 
 def frame(api: Api, version: int, number: int, body: dict[str, object]) -> bytes:
     data = encode_request_header(api, version, number, "bench") + encode_request(api, version, body)
-    return struct.pack(">i", len(data)) + data
+    return SIZE.pack(len(data)) + data
 
 
 class Connection:
@@ -50,16 +51,19 @@ class Connection:
         came = self.socket.recv(1 << 16)
         if not came:
             raise ConnectionError("the broker closed the connection")
-        self._received += came
-        at = count = 0
-        while at + 4 <= len(self._received):
-            (size,) = struct.unpack_from(">i", self._received, at)
-            if at + 4 + size > len(self._received):
+        received = self._received
+        received += came
+        at = last = count = 0
+        end = len(received)
+        while at + 4 <= end:
+            (size,) = SIZE.unpack_from(received, at)
+            if at + 4 + size > end:
                 break
-            self.last = bytes(self._received[at + 4 : at + 4 + size])
-            at += 4 + size
+            last, at = at, at + 4 + size
             count += 1
-        del self._received[:at]
+        if count:
+            self.last = bytes(received[last + 4 : at])
+        del received[:at]
         return count
 
     def call(self, api: Api, version: int, body: dict[str, object]) -> Message:

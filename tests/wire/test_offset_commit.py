@@ -6,7 +6,16 @@ from hypothesis import strategies as st
 
 from headrace.wire.apis import SUPPORTED, Api
 from headrace.wire.messages import decode_response, encode_request
-from headrace.wire.offset_commit import read_offset_commit, write_offset_commit_reply
+from headrace.wire.offset_commit import (
+    FLEXIBLE_FROM,
+    HEAD_BYTES_MAX,
+    TAIL_BYTES,
+    read_commit_head,
+    read_offset_commit,
+    split_commit,
+    write_offset_commit_reply,
+    write_one_commit_reply,
+)
 from headrace.wire.primitives import Malformed
 
 FIRST, LAST = SUPPORTED[Api.OFFSET_COMMIT]
@@ -57,7 +66,7 @@ def test_a_request_is_read_as_the_schema_writes_it(
         ],
     }
     data = encode_request(Api.OFFSET_COMMIT, version, body)
-    read = read_offset_commit(version, data, 0)
+    read = read_offset_commit(version, data)
     assert read[:4] == (group, generation, member, instance if version >= 7 else None)
     assert read.retention_ms == (7 if version <= 4 else -1)
     assert read.topics == [
@@ -67,9 +76,38 @@ def test_a_request_is_read_as_the_schema_writes_it(
         )
         for name, topic_id, parts in wanted
     ]
+    if (split := split_commit(version, data)) is not None and (head := read_commit_head(version, split[0])):
+        key, parts = read.topics[0]
+        assert len(read.topics) == len(parts) == 1
+        assert head == (*read[:4], key, parts[0][0])
+        assert (*split[1:], "") == parts[0][1:]
+    else:
+        bare = len(wanted) == 1 and len(wanted[0][2]) == 1 and not wanted[0][2][0][3]
+        assert not bare or version < FLEXIBLE_FROM or len(data) > HEAD_BYTES_MAX + TAIL_BYTES
     for end in (len(data) // 3, len(data) // 2, len(data) - 1):
         with pytest.raises(Malformed):
-            read_offset_commit(version, data[:end], 0)
+            read_offset_commit(version, data[:end])
+
+
+@given(
+    version=st.integers(FLEXIBLE_FROM, LAST),
+    data=st.binary(max_size=60).map(lambda head: head + bytes(TAIL_BYTES)),
+)
+def test_a_head_is_read_of_nothing_that_is_malformed(version: int, data: bytes) -> None:
+    split = split_commit(version, data)
+    if split is None or (head := read_commit_head(version, split[0])) is None:
+        return
+    assert read_offset_commit(version, data).topics == [(head.topic, [(head.partition, 0, 0, "")])]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@given(name=texts, index=int32s, error=st.integers(0, 130))
+def test_the_reply_to_one_partition_is_the_reply_to_many(
+    version: int, name: str, index: int, error: int
+) -> None:
+    key = name.encode().ljust(16, b"\0")[:16] if version >= 10 else name
+    many = write_offset_commit_reply(version, 5, [(key, [(index, error)])])
+    assert write_one_commit_reply(version, 5, key, index, error) == many
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -95,4 +133,4 @@ def test_a_reply_is_what_the_schema_reads(
 )
 def test_what_is_no_request_is_malformed(data: bytes) -> None:
     with pytest.raises(Malformed):
-        read_offset_commit(2, data, 0)
+        read_offset_commit(2, data)

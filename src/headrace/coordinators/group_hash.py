@@ -3,18 +3,14 @@
 from functools import lru_cache
 from typing import Final
 
-HASHES_REMEMBERED_MAX: Final = 8192
-LONG_HASHES_REMEMBERED_MAX: Final = 64
+PLACES_REMEMBERED_MAX: Final = 8192
+LONG_PLACES_REMEMBERED_MAX: Final = 64
 LONG: Final = 512
 _INT_MIN: Final = -(2**31)
 
 
 def java_hash(text: str) -> int:
     """String.hashCode: over UTF-16 units, wrapping at 32 bits, signed."""
-    return _short_hash(text) if len(text) < LONG else _long_hash(text)
-
-
-def _hash(text: str) -> int:
     data = text.encode("utf-16-be", "surrogatepass")
     value = 0
     for position in range(0, len(data), 2):
@@ -22,12 +18,16 @@ def _hash(text: str) -> int:
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
-_short_hash = lru_cache(maxsize=HASHES_REMEMBERED_MAX)(_hash)
-_long_hash = lru_cache(maxsize=LONG_HASHES_REMEMBERED_MAX)(_hash)
-"""Ids may be 32 KB long: few of those are kept."""
-
-
 def partition_for(key: str, count: int) -> int:
     """The partition of the internal topic that holds a key's records."""
+    return _short_place(key, count) if len(key) < LONG else _long_place(key, count)
+
+
+def _place(key: str, count: int) -> int:
     number = java_hash(key)
     return 0 if number == _INT_MIN else abs(number) % count
+
+
+_short_place = lru_cache(maxsize=PLACES_REMEMBERED_MAX)(_place)
+_long_place = lru_cache(maxsize=LONG_PLACES_REMEMBERED_MAX)(_place)
+"""Ids may be 32 KB long: few of those are kept."""

@@ -17,7 +17,7 @@ from headrace.cluster.image import ClusterImage
 from headrace.coordinators.classic_group import ClassicGroup
 from headrace.coordinators.committing import Commit, CommitResult, Committer
 from headrace.coordinators.consumer_records import ConsumerKey, Kind, decode_consumer_key
-from headrace.coordinators.effects import Effects, Record, TimerKey
+from headrace.coordinators.effects import Effects, Record, Then, TimerKey
 from headrace.coordinators.group_members import Group, GroupMembers, LeaveResult
 from headrace.coordinators.group_states import (
     DEAD,
@@ -32,6 +32,7 @@ from headrace.coordinators.records import (
     NEVER,
     GroupKey,
     OffsetKey,
+    bare_offset_value,
     decode_group,
     decode_key,
     decode_offset,
@@ -185,6 +186,31 @@ class GroupShard(GroupMembers):
             out.store(records, stored, replayed=True, producer=who.producer)
         else:
             done(results)
+
+    def commit_one(
+        self,
+        who: Committer,
+        topic: str,
+        index: int,
+        offset: int,
+        leader_epoch: int,
+        then: Then,
+        now_ms: int,
+        out: Effects,
+    ) -> ErrorCode:
+        """As `commit`, of one offset without metadata or an end of its own: most commits are such.
+
+        Why it is refused; or NONE, and `then` is told how storing it went.
+        """
+        group = self.groups.get(who.group_id)
+        error = self._check_committer(who, group)
+        if error is not ErrorCode.NONE:
+            return error
+        if group is not None and who.member_id:
+            group.touch(who.member_id, out)
+        record = offset_key(who.group_id, topic, index), bare_offset_value(offset, leader_epoch, now_ms)
+        out.store((record,), then, replayed=True, producer=who.producer)
+        return error
 
     def _check_committer(self, who: Committer, group: Group | None) -> ErrorCode:
         if group is not None:

@@ -112,9 +112,14 @@ def offset_value(value: OffsetValue | tuple[int, int, str, int, int]) -> bytes:
             )
         )
     if not metadata:
-        return _BARE_OFFSET.pack(VALUE_VERSION, offset, epoch, 0, committed_ms)
+        return bare_offset_value(offset, epoch, committed_ms)
     data = metadata.encode()
     return _PLAIN_OFFSET.pack(VALUE_VERSION, offset, epoch, len(data)) + data + _LONG.pack(committed_ms)
+
+
+def bare_offset_value(offset: int, epoch: int, committed_ms: int) -> bytes:
+    """An offset without metadata that does not expire by itself."""
+    return _BARE_OFFSET.pack(VALUE_VERSION, offset, epoch, 0, committed_ms)
 
 
 def group_value(value: GroupValue) -> bytes:

@@ -264,6 +264,11 @@ def assign(buf: bytearray | memoryview, pos: int, base_offset: int, leader_epoch
     _pack_i32(buf, pos + LOG_OVERHEAD, leader_epoch)
 
 
+def placed(header: BatchHeader, base_offset: int, leader_epoch: int) -> BatchHeader:
+    """The header of a batch that was given its place by `assign`."""
+    return _new_tuple(BatchHeader, (base_offset, header.batch_length, leader_epoch, *header[3:]))
+
+
 def set_log_append_time(buf: bytearray | memoryview, pos: int, size: int, ms: int) -> None:
     """Make `ms` the time of every record of the batch, and restate the CRC, which covers both fields."""
     buf[pos + ATTRIBUTES_POSITION + 1] |= TIMESTAMP_TYPE_BIT

@@ -65,21 +65,25 @@ def build_batch(
     out = bytearray(HEADER_SIZE)
     count, max_timestamp = encode_records(out, records, base_timestamp)
     header = BatchHeader(
-        base_offset=base_offset,
-        batch_length=0,
-        partition_leader_epoch=partition_leader_epoch,
-        magic=MAGIC_V2,
-        crc=0,
-        attributes=attributes,
-        last_offset_delta=count - 1,
-        base_timestamp=base_timestamp,
-        max_timestamp=max_timestamp,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        record_count=count,
+        base_offset,
+        len(out) - LOG_OVERHEAD,
+        partition_leader_epoch,
+        MAGIC_V2,
+        0,  # the CRC is for `seal`
+        attributes,
+        count - 1,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        count,
     )
-    return finish_batch(header, out, compression_level)
+    if compression:
+        return finish_batch(header, out, compression_level)
+    pack_header(out, 0, header)
+    seal(out, 0, len(out))
+    return bytes(out)
 
 
 def close_batch(

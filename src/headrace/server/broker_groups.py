@@ -13,7 +13,7 @@ from headrace.base.errors import ErrorCode, KafkaError
 from headrace.cluster.image import ClusterImage
 from headrace.cluster.names import CONSUMER_OFFSETS_TOPIC
 from headrace.coordinators.consumer_group import ConsumerGroup, HeartbeatRequest
-from headrace.coordinators.effects import Body, Effects, Ticket
+from headrace.coordinators.effects import Body, Effects, Then, Ticket
 from headrace.coordinators.group_hash import partition_for
 from headrace.coordinators.group_shard import Commit, CommitResult, Committer, GroupShard, LeaveResult
 from headrace.coordinators.membership import JoinRequest
@@ -146,6 +146,17 @@ class GroupCoordinator:
         out = Effects()
         shard.machine.commit(who, commits, done, self._broker.clock.now_ms(), out)
         shard.carry_out(out)
+
+    def commit_one(
+        self, who: Committer, topic: str, index: int, offset: int, leader_epoch: int, then: Then
+    ) -> ErrorCode:
+        """Commit an offset without metadata; `then` is told when it is stored. Why it is refused, if it is."""
+        shard = self._shard(who.group_id)
+        now_ms = self._broker.clock.now_ms()
+        out = Effects()
+        error = shard.machine.commit_one(who, topic, index, offset, leader_epoch, then, now_ms, out)
+        shard.carry_out(out)
+        return error
 
     def flush_later(self, session: Session) -> None:
         """Have a session send what it was answered, once, when this turn's answers are all given."""

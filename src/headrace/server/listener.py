@@ -186,14 +186,13 @@ class Listener:
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         limits: Limits,
-        route: Route,
         authorizer: Authorizer,
         quotas: Quotas,
     ) -> None:
         self.clock = clock
         self._loop = loop
         self.limits = limits
-        self._route = route
+        self._route: Route | None = None
         self._authorizer = authorizer
         self._quotas = quotas
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
@@ -223,9 +222,10 @@ class Listener:
         self._sock = sock
         return int(sock.getsockname()[1])
 
-    def start(self) -> None:
-        """Listen and accept."""
+    def start(self, route: Route) -> None:
+        """Listen and accept; `route` gets every request."""
         assert self._sock is not None, "bind first"
+        self._route = route
         self._sock.listen(BACKLOG)
         self._loop.add_reader(self._sock.fileno(), self._accept)
         self._schedule_sweep()
@@ -274,6 +274,7 @@ class Listener:
         self._opened += 1
         peer = Peer(ANONYMOUS, connection.host, self._authorizer, self._opened)
         cutter = FrameCutter(self._scratch, self._pool, self.limits.frame_bytes_max)
+        assert self._route is not None, "connections come after the start"
         return Session(connection, peer, cutter, self._route, self._quotas)
 
     def must_wait(self, connection: Connection) -> bool:

@@ -234,14 +234,8 @@ class Process:
 
     async def start(self) -> None:
         options, config = self._options, self._config
-        router: Router | None = None
-
-        def route(exchange: object, frame: memoryview, body: int) -> None:
-            assert router is not None
-            router.route(exchange, frame, body)  # type: ignore[arg-type]
-
         traffic = Traffic()
-        self._listener = Listener(self._loop, self._clock, _limits(config), route, AllowAll(), traffic)
+        self._listener = Listener(self._loop, self._clock, _limits(config), AllowAll(), traffic)
         self.port = self._bind(self._listener)
         self._flusher = Flusher(self._loop, self._on_flushed)
         self._logs = logs = self._open_logs(self._flusher)
@@ -291,7 +285,7 @@ class Process:
         router.hold()
         self._loop.call_later(START_WAITED_FOR_S, router.give_up)
         self._listen_to_each_other(store, peers, controller, registration, broker)
-        self._listener.start()
+        self._listener.start(router.route)
         try:
             store.start()
         except SnapshotDamaged as error:

@@ -53,7 +53,7 @@ class Router:
         assert not missing, f"advertised but not served: {sorted(api.name for api in missing)}"
         self._broker = broker
         self._handlers = handlers
-        self._direct = direct
+        self._direct = {api: handler for api, handler in direct.items() if api not in BETWEEN_BROKERS}
         self._spawn = spawn
         self._private = private or {}
         self._forwarding = forwarding
@@ -97,20 +97,22 @@ class Router:
         context = exchange.context
         api, version = context.api, context.version
         correlation.set(context)
-        if private := self._private.get(api):
-            if context.authorize(Operation.CLUSTER_ACTION, ResourceType.CLUSTER):
-                private(self._broker, exchange, frame, body)
-            else:
-                exchange.drop(f"{context.principal} may not act as a node of the cluster")
-            return
-        if not self._ready and api not in BETWEEN_BROKERS:
-            self._not_ready(exchange, frame, body)
-            return
-        if not is_supported(api, version) or (api in BETWEEN_BROKERS and api not in self._handlers):
-            self._refuse(exchange)
-            return
+        direct = self._direct.get(api) if self._ready else None  # type: ignore[call-overload]
+        if direct is None or not is_supported(api, version):
+            if private := self._private.get(api):
+                if context.authorize(Operation.CLUSTER_ACTION, ResourceType.CLUSTER):
+                    private(self._broker, exchange, frame, body)
+                else:
+                    exchange.drop(f"{context.principal} may not act as a node of the cluster")
+                return
+            if not self._ready and api not in BETWEEN_BROKERS:
+                self._not_ready(exchange, frame, body)
+                return
+            if api not in self._handlers or not is_supported(api, version):
+                self._refuse(exchange)
+                return
         try:
-            if direct := self._direct.get(api):  # type: ignore[call-overload]
+            if direct is not None:
                 direct(self._broker, exchange, frame, body)
                 return
             request = decode_request(api, version, bytes(frame[body:]))

@@ -28,6 +28,7 @@ from headrace.records.batch import (
     assign,
     crc_ok,
     parse_header,
+    placed,
     seal,
     set_log_append_time,
 )
@@ -168,11 +169,11 @@ def check_trusted(
     position = 0
     while position < len(data):
         header = parse_header(data, position)
-        if not crc_ok(data, position, header.size):
-            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"Corrupt batch to be appended at {next_offset}")
-        if origin is Origin.COORDINATOR:
+        if origin is Origin.COORDINATOR:  # sealed a moment ago, in this process
             assign(data, position, next_offset, leader_epoch)
-            header = header._replace(base_offset=next_offset, partition_leader_epoch=leader_epoch)
+            header = placed(header, next_offset, leader_epoch)
+        elif not crc_ok(data, position, header.size):
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"Corrupt batch to be appended at {next_offset}")
         if header.base_offset < next_offset or header.last_offset_delta < 0:
             raise KafkaError(
                 ErrorCode.INVALID_RECORD,

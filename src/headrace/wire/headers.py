@@ -10,11 +10,12 @@ from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
-from headrace.wire.apis import Api, is_flexible, is_supported
-from headrace.wire.primitives import Buffer, Malformed, skip_tags, text
+from headrace.wire.apis import VERSIONS_REMEMBERED_MAX, Api, is_flexible, is_supported
+from headrace.wire.primitives import Buffer, Malformed, skip_tags
 
 _REQUEST = Struct(">hhih")
 _CORRELATION = Struct(">i")
+_FRAME, _FRAME_FLEXIBLE = Struct(">ii"), Struct(">iiB")
 _NO_TAGS = b"\x00"
 CLIENT_IDS_REMEMBERED_MAX = 256
 _new_tuple = tuple.__new__  # a named tuple's own takes three times as long
@@ -43,13 +44,21 @@ def parse_request_header(buf: Buffer, pos: int = 0) -> RequestHeader:
     if length >= 0:
         if pos + length > len(buf):
             raise Malformed("client id longer than its request")
-        client_id = text(buf[pos : pos + length])
+        try:
+            client_id = str(buf[pos : pos + length], "utf-8")
+        except UnicodeDecodeError as error:
+            raise Malformed(f"a client id that is not UTF-8: {error.reason}") from None
         pos += length
     elif length < -1:
         raise Malformed("client id of negative length")
-    if is_supported(api, version) and is_flexible(api, version):
+    if _has_tags(api, version):
         pos = pos + 1 if pos < len(buf) and buf[pos] == 0 else skip_tags(buf, pos)
     return _new_tuple(RequestHeader, (api, version, correlation_id, client_id, pos))
+
+
+@lru_cache(maxsize=VERSIONS_REMEMBERED_MAX)
+def _has_tags(api: int, version: int) -> bool:
+    return is_supported(api, version) and is_flexible(api, version)
 
 
 def encode_request_header(api: int, version: int, correlation_id: int, client_id: str | None) -> bytes:
@@ -72,6 +81,13 @@ def encode_response_header(api: int, version: int, correlation_id: int) -> bytes
     """The header of a response."""
     head = _CORRELATION.pack(correlation_id)
     return head + _NO_TAGS if api != Api.API_VERSIONS and is_flexible(api, version) else head
+
+
+def frame_response(api: int, version: int, correlation_id: int, body: bytes) -> bytes:
+    """A whole response on the wire: its length, its header, its body."""
+    if api != Api.API_VERSIONS and is_flexible(api, version):
+        return _FRAME_FLEXIBLE.pack(len(body) + 5, correlation_id, 0) + body
+    return _FRAME.pack(len(body) + 4, correlation_id) + body
 
 
 def parse_response_header(api: int, version: int, buf: Buffer, pos: int = 0) -> tuple[int, int]:

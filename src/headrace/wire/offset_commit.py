@@ -1,8 +1,11 @@
 """OffsetCommit by hand: consumers send more of it than of anything but Fetch and heartbeats.
 
-Reads a request into plain tuples in one pass, and writes the reply the same way. Invariants: every version that is
-served reads and writes exactly what the schema-driven codec does (tests compare them); a length is checked against the
-bytes that are there before anything is made of it. The commit handler is the caller.
+Reads a request into plain tuples in one pass, and writes the reply the same way. Most commits are of one partition
+without metadata: such a request ends in a tail of fixed size that holds the offset, and all before it, the head, is the
+same for every commit of that consumer. Whoever remembers how a head was read has a commit for a look-up.
+Invariants: every version that is served reads and writes exactly what the schema-driven codec does (tests compare
+them); a length is checked against the bytes that are there before anything is made of it. The commit handler is the
+caller.
 """
 
 from collections.abc import Sequence
@@ -17,16 +20,17 @@ RETENTION_UNTIL, LEADER_EPOCH_FROM, INSTANCE_FROM = 4, 6, 7
 THROTTLE_FROM, FLEXIBLE_FROM, TOPIC_IDS_FROM = 3, 8, 10
 ID_SIZE = 16
 PARTITION_BYTES_MIN = 13
+HEAD_BYTES_MAX = 384
+"""Longer ones are not worth to be remembered."""
 REPLIES_REMEMBERED_MAX = 4096
-REPLY_REMEMBERED_CHARS_MAX = 256
-"""Consumers commit the same partitions again and again, and are told the same; long names are not kept."""
 
 _SHORT, _INT, _LONG = Struct(">h"), Struct(">i"), Struct(">q")
 _PARTITION, _PARTITION_OLD = Struct(">iqi"), Struct(">iq")
 _RESULT = Struct(">ih")
-_LAST_PARTITION = Struct(">BiqiBBBB")
-"""One partition in its array, as short as it can be, to the end of the request: no metadata, no tagged fields."""
-_NO_TAGS = [0, 0, 0]
+_TAIL = Struct(">qi")
+TAIL_BYTES = 16
+"""Offset and leader epoch of the last partition, and four bytes: no metadata, no tagged fields."""
+_TAILS = (b"\x01\x00\x00\x00", b"\x00\x00\x00\x00")
 _NO_METADATA = (b"\x01\x00", b"\x00\x00")  # empty or null, and no tagged fields
 _NO_MEMBER = b"\x01\x00"  # an empty member id and a null instance id, as consumers without a group send
 
@@ -47,50 +51,56 @@ class OffsetCommitRequest(NamedTuple):
     topics: list[tuple[TopicKey, Wanted]]
 
 
-def read_offset_commit(version: int, buf: Buffer, pos: int) -> OffsetCommitRequest:
-    """The request whose body begins at `pos`. Raises Malformed."""
+class CommitHead(NamedTuple):
+    """A commit of one partition without metadata, but for the offset and its leader epoch."""
+
+    group_id: str
+    generation: int
+    member_id: str
+    instance_id: str | None
+    topic: TopicKey
+    partition: int
+
+
+def split_commit(version: int, data: bytes) -> tuple[bytes, int, int] | None:
+    """The head, the offset and its leader epoch of a request that may be a commit of one partition; None if not."""
+    at = len(data) - TAIL_BYTES
+    if not 0 < at <= HEAD_BYTES_MAX or version < FLEXIBLE_FROM or data[at + 12 :] not in _TAILS:
+        return None
+    offset, leader_epoch = _TAIL.unpack_from(data, at)
+    return data[:at], offset, leader_epoch
+
+
+def read_commit_head(version: int, data: bytes) -> CommitHead | None:
+    """A head as it was split off; None when the request is of another kind after all, or malformed."""
     try:
-        if version >= FLEXIBLE_FROM and (short := _read_short(version, buf, pos)) is not None:
-            return short
-        return _read(version, buf, pos)
+        group_id, pos = _text(data, 0, True)
+        (generation,) = _INT.unpack_from(data, pos)
+        member_id, pos = _text(data, pos + 4, True)
+        instance_id, pos = _optional_text(data, pos, True)
+        topics, pos = _count(data, pos, True, 1)
+        if topics != 1:
+            return None
+        key: TopicKey
+        if version >= TOPIC_IDS_FROM:
+            key, pos = data[pos : pos + ID_SIZE], pos + ID_SIZE
+        else:
+            key, pos = _text(data, pos, True)
+        partitions, pos = _count(data, pos, True, 1)
+        if partitions != 1 or pos + 4 != len(data):
+            return None
+        (index,) = _INT.unpack_from(data, pos)
+    except (Malformed, StructError):
+        return None
+    return CommitHead(group_id, generation, member_id, instance_id, key, index)
+
+
+def read_offset_commit(version: int, data: bytes) -> OffsetCommitRequest:
+    """The request of this body. Raises Malformed."""
+    try:
+        return _read(version, data, 0)
     except StructError:
         raise Malformed("message cut short") from None
-
-
-def _read_short(version: int, buf: Buffer, pos: int) -> OffsetCommitRequest | None:
-    """A commit of one partition without metadata, which most are; None when it is another, or malformed."""
-    try:
-        group_size = buf[pos]
-        group_end = pos + group_size
-        member_at = group_end + 4
-        member_size = buf[member_at]
-        instance_at = member_at + member_size
-        instance_size = buf[instance_at]
-        topics_at = instance_at + (instance_size or 1)
-        name_size = 1 + ID_SIZE if version >= TOPIC_IDS_FROM else buf[topics_at + 1]
-        name_at = topics_at + (1 if version >= TOPIC_IDS_FROM else 2)
-        name_end = name_at + name_size - 1
-        if (
-            name_end + _LAST_PARTITION.size != len(buf)
-            or buf[topics_at] != 2
-            or not (0 < group_size < 0x80 and 0 < member_size < 0x80 and instance_size < 0x80)
-            or not 0 < name_size < 0x80
-        ):
-            return None
-        count, index, offset, epoch, metadata, *tags = _LAST_PARTITION.unpack_from(buf, name_end)
-        if count != 2 or metadata > 1 or tags != _NO_TAGS:
-            return None
-        (generation,) = _INT.unpack_from(buf, group_end)
-        group_id = str(buf[pos + 1 : group_end], "utf-8")
-        member_id = str(buf[member_at + 1 : instance_at], "utf-8") if member_size > 1 else ""
-        instance_id = str(buf[instance_at + 1 : topics_at], "utf-8") if instance_size else None
-        name = buf[name_at:name_end]
-        key: TopicKey = bytes(name) if version >= TOPIC_IDS_FROM else str(name, "utf-8")
-    except (IndexError, UnicodeDecodeError):
-        return None
-    return OffsetCommitRequest(
-        group_id, generation, member_id, instance_id, -1, [(key, [(index, offset, epoch, "")])]
-    )
 
 
 def _read(version: int, buf: Buffer, pos: int) -> OffsetCommitRequest:
@@ -214,21 +224,6 @@ def write_offset_commit_reply(
     version: int, throttle_ms: int, topics: Sequence[tuple[TopicKey, Sequence[tuple[int, int]]]]
 ) -> bytes:
     """The reply: of each topic, the error of each partition."""
-    if len(topics) == 1:
-        key, results = topics[0]
-        if len(results) == 1 and len(key) <= REPLY_REMEMBERED_CHARS_MAX:
-            return _remembered_reply(version, throttle_ms, key, *results[0])
-    return _new_reply(version, throttle_ms, topics)
-
-
-@lru_cache(maxsize=REPLIES_REMEMBERED_MAX)
-def _remembered_reply(version: int, throttle_ms: int, key: TopicKey, index: int, error: int) -> bytes:
-    return _new_reply(version, throttle_ms, [(key, [(index, error)])])
-
-
-def _new_reply(
-    version: int, throttle_ms: int, topics: Sequence[tuple[TopicKey, Sequence[tuple[int, int]]]]
-) -> bytes:
     flexible = version >= FLEXIBLE_FROM
     out = bytearray(_INT.pack(throttle_ms) if version >= THROTTLE_FROM else b"")
     _write_count(out, len(topics), flexible)
@@ -252,6 +247,14 @@ def _new_reply(
     if flexible:
         out.append(0)
     return bytes(out)
+
+
+def _one_reply(version: int, throttle_ms: int, key: TopicKey, index: int, error: int) -> bytes:
+    return write_offset_commit_reply(version, throttle_ms, [(key, [(index, error)])])
+
+
+write_one_commit_reply = lru_cache(maxsize=REPLIES_REMEMBERED_MAX)(_one_reply)
+"""The reply to a commit of one partition, whose topic came in a head: consumers are told the same again and again."""
 
 
 def _write_count(out: bytearray, count: int, flexible: bool) -> None:

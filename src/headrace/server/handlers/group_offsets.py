@@ -11,28 +11,41 @@ until then a fetch that requires stable offsets gets UNSTABLE_OFFSET_COMMIT for 
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.ids import ZERO_ID
 from headrace.cluster.image import TopicImage
+from headrace.coordinators.effects import Effects
 from headrace.coordinators.group_shard import CommitResult, Committer
+from headrace.coordinators.group_states import append_error
 from headrace.coordinators.records import OffsetValue
 from headrace.security.authorizer import Operation, ResourceType
 from headrace.server.broker import Broker
+from headrace.server.broker_groups import GroupCoordinator
 from headrace.server.context import RequestContext
 from headrace.server.router import Body, DirectHandler, Handler
 from headrace.server.session import Exchange
 from headrace.wire.apis import Api
 from headrace.wire.messages import Message
-from headrace.wire.offset_commit import TopicKey, read_offset_commit, write_offset_commit_reply
+from headrace.wire.offset_commit import (
+    TopicKey,
+    read_commit_head,
+    read_offset_commit,
+    split_commit,
+    write_offset_commit_reply,
+    write_one_commit_reply,
+)
 
 GROUPS_FROM = 8
 TOPIC_IDS_FROM = 10
 GROUP_ERROR_FROM = 2
 NOTHING_COMMITTED = -1
+NO_RETENTION = -1
 STRING_BYTES_MAX = 32_767
 UTF8_BYTES_MAX = 4
+HEADS_REMEMBERED_MAX = 4096
 
 
 # -- commit ------------------------------------------------------------------------------------------------------------
@@ -40,9 +53,74 @@ UTF8_BYTES_MAX = 4
 
 def handle_offset_commit(broker: Broker, exchange: Exchange, frame: memoryview, body: int) -> None:
     """Store how far a group has read. By hand from frame to reply: consumers send little else so often."""
+    version = exchange.context.version
+    data = bytes(frame[body:])
+    if (split := split_commit(version, data)) is not None:
+        head, offset, leader_epoch = split
+        if (known := _known_head(version, head)) is not None:
+            _commit_one(broker, exchange, known, offset, leader_epoch)
+            return
+    _commit_many(broker, exchange, data)
+
+
+@lru_cache(maxsize=HEADS_REMEMBERED_MAX)
+def _known_head(version: int, data: bytes) -> tuple[Committer, TopicKey, int] | None:
+    head = read_commit_head(version, data)
+    if head is None:
+        return None
+    group_id, generation, member_id, instance_id, key, index = head
+    return Committer(group_id, member_id, instance_id, generation, NO_RETENTION, version), key, index
+
+
+def _commit_one(
+    broker: Broker, exchange: Exchange, known: tuple[Committer, TopicKey, int], offset: int, leader_epoch: int
+) -> None:
+    """One partition without metadata, as most commits are."""
+    who, key, index = known
+    context, image = exchange.context, broker.image
+    found = image.topics.get(key) if isinstance(key, str) else image.topic_by_id(key)
+    reply = OneReply(broker.groups, exchange, key, index)
+    if not context.authorize(Operation.READ, ResourceType.GROUP, who.group_id):
+        reply.tell(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    elif (error := topic_error(context, found, key)) is not ErrorCode.NONE:
+        reply.tell(error)
+    elif found is None or not 0 <= index < len(found.partitions):
+        reply.tell(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    else:
+        try:
+            error = broker.groups.commit_one(who, found.name, index, offset, leader_epoch, reply.stored)
+        except KafkaError as refused:
+            error = refused.code
+        if error is not ErrorCode.NONE:
+            reply.tell(error)
+
+
+class OneReply:
+    """Who waits for a commit of one partition."""
+
+    __slots__ = ("_exchange", "_groups", "_index", "_key")
+
+    def __init__(self, groups: GroupCoordinator, exchange: Exchange, key: TopicKey, index: int) -> None:
+        self._groups = groups
+        self._exchange = exchange
+        self._key = key
+        self._index = index
+
+    def stored(self, error: ErrorCode, now_ms: int, out: Effects) -> None:
+        """The coordinator has stored it, or could not."""
+        self.tell(error and append_error(error, ErrorCode.INVALID_COMMIT_OFFSET_SIZE))
+
+    def tell(self, code: ErrorCode) -> None:
+        exchange = self._exchange
+        context = exchange.context
+        body = write_one_commit_reply(context.version, context.throttle_ms, self._key, self._index, code)
+        self._groups.flush_later(exchange.reply_unsent(body))
+
+
+def _commit_many(broker: Broker, exchange: Exchange, data: bytes) -> None:
     context = exchange.context
     version = context.version
-    request = read_offset_commit(version, bytes(frame[body:]), 0)
+    request = read_offset_commit(version, data)
     refusal = group_refusal(context, request.group_id)
     image = broker.image
     answers: list[tuple[TopicKey, list[tuple[int, int]]]] = []
