@@ -200,6 +200,10 @@ class Stage:
         """Be told when the member has to join again; for how long it may wait."""
         return self.shard.watch(group, member, self.ticket(who))
 
+    def watch_consumer(self, who: str, member: str, group: str = "g") -> int:
+        """Be told when the group has something for a member of the consumer protocol; for how long it may wait."""
+        return self.shard.watch_consumer(group, member, self.ticket(who))
+
     def leave(self, *leaving: tuple[str, str | None], group: str = "g") -> list[ErrorCode]:
         told: list[ErrorCode] = []
         self.run(

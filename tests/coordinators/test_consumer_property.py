@@ -21,6 +21,7 @@ from headrace.coordinators.consumer_records import decode_assignment, encode_ass
 from headrace.coordinators.consumer_state import GroupState
 from headrace.coordinators.effects import Body
 from headrace.coordinators.group_states import STABLE
+from headrace.coordinators.mixed_group import MixedGroup
 from tests.coordinators.stage import Stage, subscription, topic_id
 
 PARTITIONS = 6
@@ -55,12 +56,16 @@ class Actor:
     def leave(self) -> None:
         raise NotImplementedError
 
+    def stop_waiting(self) -> None:
+        """Any other request ends the wait for news."""
+
     @property
     def at_rest(self) -> bool:
         return self.state == "stable"
 
     def commit(self) -> None:
         play = self.play
+        self.stop_waiting()
         if self.state != "stable" or not self.owned:
             return
         partition = play.random.choice(sorted(self.owned))
@@ -91,9 +96,14 @@ class Consumer(Actor):
         super().__init__(name, play, instance)
         self.member_id = f"{name}-{play.next_id()}"
         self.says_all = True
+        self.waits_until_ms = 0
 
     def turn(self) -> None:
         now_ms = self.play.stage.now_ms
+        if self.state == "waiting" and now_ms >= self.waits_until_ms:
+            self.stop_waiting()
+        if self.state == "waiting":
+            return
         if self.state == "asking" and now_ms - self.asked_ms < 4 * TURN_MS:
             return
         given: dict[str, Any] = {"instance": self.instance}
@@ -122,20 +132,46 @@ class Consumer(Actor):
         elif error is not ErrorCode.NONE:
             self.says_all, self.state = True, "out"
         else:
-            self.epoch, self.says_all = body["member_epoch"], False
+            before, self.epoch, self.says_all = self.epoch, body["member_epoch"], False
+            if body.get("assignment") is None and self.epoch == before and self.play.random.random() < 0.7:
+                self.wait()
             if body.get("assignment") is not None:
                 topics = body["assignment"]["topic_partitions"]
                 now = {index for topic in topics for index in topic["partitions"]}
                 self.says_all = now != self.owned
                 self.owned = now
 
+    def wait(self) -> None:
+        """Leave the heartbeat that brought nothing unanswered, as the broker does for clients that bear it."""
+        shard = self.play.stage.shard
+
+        def watch(ticket: str) -> None:
+            waits_ms = shard.watch_consumer("g", self.member_id, self.play.stage.ticket(ticket))
+            if waits_ms:
+                self.state, self.waits_until_ms = "waiting", self.play.stage.now_ms + waits_ms
+
+        self.ask(watch, self.answered)
+
+    def stop_waiting(self) -> None:
+        if self.state != "waiting":
+            return
+        group = self.play.stage.shard.groups.get("g")
+        if isinstance(group, MixedGroup) and self.member_id in group._watchers:
+            group.unwatch(self.member_id)
+            self.call += 1
+            self.state = "stable"
+        else:
+            self.state = "asking"  # there was news, and it is on its way or lost
+
     def leave(self) -> None:
+        self.stop_waiting()
+        self.call += 1
         epoch = -1 if self.instance is None else self.play.random.choice([-1, -2])
         self.play.stage.beat("gone", self.member_id, epoch, instance=self.instance)
 
     @property
     def at_rest(self) -> bool:
-        return self.state == "stable" and not self.says_all
+        return self.state in ("stable", "waiting") and not self.says_all
 
 
 class Classic(Actor):

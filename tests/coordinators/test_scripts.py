@@ -135,6 +135,14 @@ class Script:
         waits_ms = self.stage.watch(who, self._id(who, {"id": 1}))
         return [f"{who}: waits {waits_ms} ms" if waits_ms else f"{who}: does not wait"]
 
+    def do_await(self, who: str, given: dict[str, Any]) -> list[str]:
+        """The heartbeat of a member of the consumer protocol that brought nothing is left unanswered."""
+        waits_ms = self.stage.watch_consumer(who, who)
+        return [f"{who}: waits {waits_ms} ms" if waits_ms else f"{who}: does not wait"]
+
+    def do_unawait(self, who: str, given: dict[str, Any]) -> None:
+        self.stage.shard.unwatch_consumer("g", who)
+
     def do_leave(self, who: str, given: dict[str, Any]) -> list[str]:
         member = "" if given.get("id") == "none" else self._id(given.get("id", who), {"id": 1})
         return [f"{who}: {error.name}" for error in self.stage.leave((member, given.get("instance")))]

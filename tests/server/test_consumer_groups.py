@@ -57,6 +57,35 @@ def test_a_member_of_version_0_is_given_an_id_and_one_of_version_1_brings_its_ow
     assert (left.error_code, left.member_epoch) == (ErrorCode.NONE, -1)
 
 
+def test_a_heartbeat_that_brings_nothing_is_held_for_news_but_not_in_the_way_of_others(
+    broker: Broker,
+) -> None:
+    with connect(broker) as patient, connect(broker) as other:
+        software = {"client_software_name": "librdkafka", "client_software_version": "2.16.0"}
+        assert patient.call(Api.API_VERSIONS, 3, software).error_code == 0
+        assert join(patient, "held", "a").member_epoch == 1
+        assert join(other, "held", "b").member_epoch == 2
+        given_up = [{"topic_id": topic_id(patient), "partitions": [0, 1]}]
+        assert len(beat(patient, "held", "a", member_epoch=1).assignment.topic_partitions[0].partitions) == 2
+        kept = beat(patient, "held", "a", member_epoch=1, topic_partitions=given_up)
+        assert (kept.error_code, kept.member_epoch) == (ErrorCode.NONE, 2)
+        report = {"group_id": "held", "member_id": "a", "member_epoch": 2}
+        patient.send(Api.CONSUMER_GROUP_HEARTBEAT, 1, report)
+        patient.send(Api.CONSUMER_GROUP_HEARTBEAT, 1, report)
+        assert patient.receive().assignment is None, "the next request lets the one before go"
+        assert beat(other, "held", "b", member_epoch=-1).error_code == ErrorCode.NONE
+        news = patient.receive()
+        assert (news.member_epoch, sorted(news.assignment.topic_partitions[0].partitions)) == (
+            3,
+            [0, 1, 2, 3],
+        )
+
+
+def topic_id(client: RawClient) -> bytes:
+    [topic] = client.call(Api.METADATA, 12, {"topics": [{"topic_id": bytes(16), "name": TOPIC}]}).topics
+    return bytes(topic.topic_id)
+
+
 @pytest.mark.parametrize(
     ("fields", "error"),
     [

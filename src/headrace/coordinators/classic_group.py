@@ -27,6 +27,8 @@ from headrace.coordinators.group_states import (
     EMPTY,
     PREPARING,
     STABLE,
+    WATCH_MS_MAX,
+    WATCHES_A_SESSION,
     append_error,
     join_error,
     sync_error,
@@ -38,10 +40,6 @@ NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 300_000
 """How long a join of a new member may wait: it cannot heartbeat, and nobody would notice that it is gone."""
 PENDING_MEMBERS_MAX: Final = 10_000
 """How many ids a group hands out that have not come back; as many joins with fresh ids must not fill the memory."""
-
-WATCH_MS_MAX: Final = 3000
-WATCHES_A_SESSION: Final = 6
-"""A heartbeat is left unanswered for so small a part of its session that no client takes the coordinator for dead."""
 
 
 class ClassicGroup(Rebalancing):

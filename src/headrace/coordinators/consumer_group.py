@@ -112,13 +112,20 @@ class ConsumerGroup(ConsumerState):
         member = self.write_changes(request.member_id, said, current, now_ms, records)
         self.reconcile(member, request.owned, records, out)
         self._expect(member, out)
+        return self.told(
+            member, request.epoch == JOIN or request.is_full or member.current.assigned != before
+        )
+
+    def told(self, member: ConsumerMember, with_assignment: bool) -> dict[str, Any]:
+        """The reply to a heartbeat that was well received."""
+        member.told_interval_ms = self._next_heartbeat_ms(member)
         body: dict[str, Any] = {
             "error_code": ErrorCode.NONE,
             "member_id": member.member_id,
             "member_epoch": member.epoch,
-            "heartbeat_interval_ms": self._next_heartbeat_ms(member),
+            "heartbeat_interval_ms": member.told_interval_ms,
         }
-        if request.epoch == JOIN or request.is_full or member.current.assigned != before:
+        if with_assignment:
             body["assignment"] = {
                 "topic_partitions": [
                     {"topic_id": topic_id, "partitions": sorted(partitions)}

@@ -54,12 +54,13 @@ class GroupState(Enum):
 class ConsumerMember:
     """One member: what it says of itself, and what it has."""
 
-    __slots__ = ("current", "member_id", "said")
+    __slots__ = ("current", "member_id", "said", "told_interval_ms")
 
     def __init__(self, member_id: str) -> None:
         self.member_id = member_id
         self.said = SILENT
         self.current = NEW_MEMBER
+        self.told_interval_ms = 0  # in which it is to report, by the last reply; not stored
 
     @property
     def epoch(self) -> int:

@@ -164,6 +164,16 @@ class GroupMembers:
             group.die(ErrorCode.REBALANCE_IN_PROGRESS, now_ms, out)
             made.loaded(now_ms, out)
 
+    def watch_consumer(self, group_id: str, member_id: str, ticket: Ticket) -> int:
+        """Have a member told when its group has something for it; for how long at most, in milliseconds, 0 if not."""
+        group = self.groups.get(group_id)
+        return group.watch(member_id, ticket) if isinstance(group, MixedGroup) else 0
+
+    def unwatch_consumer(self, group_id: str, member_id: str) -> None:
+        group = self.groups.get(group_id)
+        if isinstance(group, MixedGroup):
+            group.unwatch(member_id)
+
     def _made_of(self, group_id: str, group: ClassicGroup | None) -> MixedGroup | None:
         """A group for the first member of the consumer protocol; None when there is a classic one that has to stay."""
         if group is not None and group.state is not EMPTY:

@@ -16,6 +16,7 @@ from headrace.cluster.image import EMPTY as NO_TOPICS
 from headrace.cluster.image import ClusterImage
 from headrace.coordinators.classic_group import ClassicGroup
 from headrace.coordinators.committing import Commit, CommitResult, Committer
+from headrace.coordinators.consumer_news import NEWS
 from headrace.coordinators.consumer_records import ConsumerKey, Kind, decode_consumer_key
 from headrace.coordinators.effects import Effects, Record, Then, TimerKey
 from headrace.coordinators.group_members import Group, GroupMembers, LeaveResult
@@ -142,6 +143,8 @@ class GroupShard(GroupMembers):
         group = self.groups.get(key[0])
         if isinstance(group, ClassicGroup):
             group.on_timer(key, now_ms, out)
+        elif group is not None and key[1] == NEWS:
+            group.rested(out)
         elif group is not None and group.is_overdue(key):
             self.put_out(group, key[2], now_ms, out)
 

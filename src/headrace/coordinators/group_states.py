@@ -28,6 +28,10 @@ TRANSITIONS: Final[dict[State, frozenset[State]]] = {
     DEAD: frozenset(),
 }
 
+WATCH_MS_MAX: Final = 3000
+WATCHES_A_SESSION: Final = 6
+"""A heartbeat is left unanswered for so small a part of its session that no client takes the coordinator for dead."""
+
 _APPEND_ERRORS: Final = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,

@@ -14,7 +14,7 @@ from typing import Any, Final
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.settings import BrokerConfig
 from headrace.cluster.image import ClusterImage
-from headrace.coordinators.consumer_group import ConsumerGroup
+from headrace.coordinators.consumer_news import WatchedGroup
 from headrace.coordinators.consumer_records import (
     Assignment,
     ClassicValue,
@@ -32,7 +32,7 @@ from headrace.coordinators.reconciliation import UNRELEASED, UNREVOKED
 CONSUMER: Final = "consumer"
 
 
-class MixedGroup(ConsumerGroup):
+class MixedGroup(WatchedGroup):
     """A group of the consumer protocol, as members of the classic protocol address it."""
 
     def __init__(

@@ -5,6 +5,7 @@ gives it in the same turn, as for heartbeats and, as a rule, commits; only what 
 Handlers call it; the broker tells it of every new image.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -132,6 +133,14 @@ class GroupCoordinator:
             machine.consumer_heartbeat(group_id, request, ticket, now_ms, out)
 
         return ask(self._shard(group_id), step)
+
+    def watch_consumer(self, group_id: str, member_id: str, ticket: Ticket) -> int:
+        """Have a member told at once when there is something for it; for how long at most, in ms; 0 if not."""
+        return self._shard(group_id).machine.watch_consumer(group_id, member_id, ticket)
+
+    def unwatch_consumer(self, group_id: str, member_id: str) -> None:
+        with contextlib.suppress(KafkaError):  # whoever watched a shard that is gone was told
+            self._shard(group_id).machine.unwatch_consumer(group_id, member_id)
 
     # -- offsets -------------------------------------------------------------------------------------------------------
 

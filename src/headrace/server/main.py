@@ -109,6 +109,7 @@ DIRECT: dict[Api, DirectHandler] = {
     Api.FETCH: handle_fetch,
     **group_offsets.DIRECT,
     **groups.DIRECT,
+    **consumer_groups.DIRECT,
 }
 
 START_WAITED_FOR_S = 3.0

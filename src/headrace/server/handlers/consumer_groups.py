@@ -3,11 +3,14 @@
 Behaviour. From the wire to the group coordinator and back; what a group does is told in `coordinators.consumer_group`.
 What a request says of itself is checked here, with Kafka's words. Versions: from 1 on a member brings its own id and
 may subscribe by a regular expression; before, the broker makes the id of a member that joins without one.
+Where the client is known to bear it, a reply that would say nothing is held for a while, so that what the group has for
+the member is told at once and not with its next heartbeat; a later request of the connection ends the wait.
 """
 
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
+from headrace.base.clock import Timer
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.coordinators.consumer_group import JOIN, LEAVE, LEAVE_STATIC, ConsumerGroup, HeartbeatRequest
 from headrace.coordinators.consumer_records import Assignment
@@ -17,38 +20,102 @@ from headrace.server.broker import Broker
 from headrace.server.broker_groups import new_member_id
 from headrace.server.context import RequestContext
 from headrace.server.handlers.groups import GROUP_OPERATIONS, is_storable
-from headrace.server.router import Body, Handler
+from headrace.server.router import Body, DirectHandler, Handler
+from headrace.server.session import Exchange
 from headrace.wire.apis import Api
-from headrace.wire.messages import Message
+from headrace.wire.messages import Message, decode_request, encode_response
 
 MEMBER_IDS_FROM = 1
 SUBSCRIPTION_BYTES_MAX = 200_000
 """How much a member may say of what it subscribes to: it is stored in one record."""
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
+PATIENT_CLIENT = "rdkafka"
+"""Part of what it calls itself. librdkafka leaves and commits while a heartbeat is unanswered, and when it was given
+partitions reports at once; Kafka's Java client would leave only after the answer."""
 
 
-def handle_consumer_group_heartbeat(
-    broker: Broker, context: RequestContext, request: Message
-) -> Body | Awaitable[Body]:
+def handle_consumer_group_heartbeat(broker: Broker, exchange: Exchange, frame: memoryview, body: int) -> None:
     """Be a member: join, report, give up and take partitions, leave."""
+    context = exchange.context
+    request = decode_request(Api.CONSUMER_GROUP_HEARTBEAT, context.version, bytes(frame[body:]))
     try:
         if not context.authorize(Operation.READ, ResourceType.GROUP, request.group_id):
             raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
         _check(broker, context, request)
         answer = broker.groups.consumer_heartbeat(request.group_id, _heartbeat(context, request))
     except KafkaError as error:
-        return {
-            "throttle_time_ms": context.throttle_ms,
-            "error_code": error.code,
-            "error_message": error.message,
-        }
-    if isinstance(answer, Mapping):
-        return {"throttle_time_ms": context.throttle_ms, **answer}
-    return _later(context, answer)
+        _reply(exchange, {"error_code": error.code, "error_message": error.message})
+        return
+    if not isinstance(answer, Mapping):
+        broker.spawn(_reply_later(exchange, answer))
+    elif not (_may_wait(context, request, answer) and HeldReport(broker, exchange, request, answer).waits()):
+        _reply(exchange, answer)
 
 
-async def _later(context: RequestContext, answer: Awaitable[Body]) -> Body:
-    return {"throttle_time_ms": context.throttle_ms, **await answer}
+def _reply(exchange: Exchange, answer: Body) -> None:
+    context = exchange.context
+    body = {"throttle_time_ms": context.throttle_ms, **answer}
+    exchange.reply(encode_response(Api.CONSUMER_GROUP_HEARTBEAT, context.version, body))
+
+
+async def _reply_later(exchange: Exchange, answer: Awaitable[Body]) -> None:
+    _reply(exchange, await answer)
+
+
+def _may_wait(context: RequestContext, request: Message, answer: Body) -> bool:
+    """Whether the reply says nothing, to a client that bears to wait for one that does."""
+    return (
+        PATIENT_CLIENT in context.peer.software
+        and answer["error_code"] is ErrorCode.NONE
+        and 0 < request.member_epoch == answer["member_epoch"]
+        and "assignment" not in answer
+    )
+
+
+class HeldReport:
+    """A heartbeat whose reply waits for news of its group, for the connection's next request, or for its time.
+
+    Answered once. Invariant: while nobody is answered the group knows that somebody waits, and no longer.
+    """
+
+    __slots__ = ("_answer", "_broker", "_exchange", "_request", "_timer")
+
+    def __init__(self, broker: Broker, exchange: Exchange, request: Message, answer: Body) -> None:
+        self._broker = broker
+        self._exchange: Exchange | None = exchange
+        self._request = request
+        self._answer = answer
+        self._timer: Timer | None = None
+
+    def waits(self) -> bool:
+        """Begin to wait, if the group has a mind to tell."""
+        request, exchange = self._request, self._exchange
+        assert exchange is not None
+        hold_ms = self._broker.groups.watch_consumer(request.group_id, request.member_id, self._tell)
+        if hold_ms:
+            self._timer = self._broker.call_later(hold_ms, self._release)
+            exchange.on_gone = self._gone
+            exchange.wait_for_next(self._release)
+        return hold_ms > 0
+
+    def _tell(self, answer: Body) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            if self._timer is not None:
+                self._timer.cancel()
+            _reply(exchange, answer)
+
+    def _release(self) -> None:
+        if self._exchange is not None:
+            self._broker.groups.unwatch_consumer(self._request.group_id, self._request.member_id)
+            self._tell(self._answer)
+
+    def _gone(self) -> None:
+        if self._exchange is not None:
+            self._exchange = None
+            self._broker.groups.unwatch_consumer(self._request.group_id, self._request.member_id)
+            if self._timer is not None:
+                self._timer.cancel()
 
 
 def _check(broker: Broker, context: RequestContext, request: Message) -> None:
@@ -191,7 +258,5 @@ def _partitions(broker: Broker, context: RequestContext, assignment: Assignment)
     return {"topic_partitions": topics}
 
 
-HANDLERS: dict[Api, Handler] = {
-    Api.CONSUMER_GROUP_HEARTBEAT: handle_consumer_group_heartbeat,
-    Api.CONSUMER_GROUP_DESCRIBE: handle_consumer_group_describe,
-}
+HANDLERS: dict[Api, Handler] = {Api.CONSUMER_GROUP_DESCRIBE: handle_consumer_group_describe}
+DIRECT: dict[Api, DirectHandler] = {Api.CONSUMER_GROUP_HEARTBEAT: handle_consumer_group_heartbeat}
