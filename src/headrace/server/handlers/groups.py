@@ -13,6 +13,7 @@ consumer protocol are for `consumer_groups`.
 """
 
 from collections.abc import Awaitable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from headrace.base.clock import Timer
@@ -38,6 +39,10 @@ SYNC_NAMES_PROTOCOL_FROM = 5
 LEAVE_BATCHED_FROM = 3
 PATIENT_CLIENTS = ("rdkafka", "apache-kafka-java")
 """Part of what they call themselves: those whose heartbeats go beside their other work and may be held for news."""
+HEARTBEATS_REMEMBERED_MAX = 8192
+HEARTBEAT_REMEMBERED_BYTES_MAX = 256
+"""A member says the same in every heartbeat of a generation."""
+HEARTBEAT_REPLIES_REMEMBERED_MAX = 256
 NOT_FOUND_FROM = 6
 GROUP_OPERATIONS = (
     Operation.READ,
@@ -174,13 +179,13 @@ class HeldHeartbeat:
 def handle_heartbeat(broker: Broker, exchange: Exchange, frame: memoryview, body: int) -> None:
     """Say that a member lives; hear whether it has to join again."""
     context = exchange.context
-    request = decode_request(Api.HEARTBEAT, context.version, bytes(frame[body:]))
-    error = _check_group(context, request.group_id)
+    data = bytes(frame[body:])
+    read = _known_heartbeat if len(data) <= HEARTBEAT_REMEMBERED_BYTES_MAX else _read_heartbeat
+    group_id, member_id, instance_id, generation = read(context.version, data)
+    error = _check_group(context, group_id)
     if error is ErrorCode.NONE:
         try:
-            error = broker.groups.heartbeat(
-                request.group_id, request.member_id, request.group_instance_id, request.generation_id
-            )
+            error = broker.groups.heartbeat(group_id, member_id, instance_id, generation)
         except KafkaError as refused:
             loading = refused.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
             _reply_heartbeat(exchange, ErrorCode.NONE if loading else refused.code)
@@ -188,16 +193,29 @@ def handle_heartbeat(broker: Broker, exchange: Exchange, frame: memoryview, body
     software = context.peer.software
     if error is ErrorCode.NONE and software and any(name in software for name in PATIENT_CLIENTS):
         held = HeldHeartbeat(exchange)
-        if hold_ms := broker.groups.watch(request.group_id, request.member_id, held.tell):
+        if hold_ms := broker.groups.watch(group_id, member_id, held.tell):
             held.wait(broker, hold_ms)
             return
     _reply_heartbeat(exchange, error)
 
 
+def _read_heartbeat(version: int, data: bytes) -> tuple[str, str, str | None, int]:
+    request = decode_request(Api.HEARTBEAT, version, data)
+    return request.group_id, request.member_id, request.group_instance_id, request.generation_id
+
+
+_known_heartbeat = lru_cache(maxsize=HEARTBEATS_REMEMBERED_MAX)(_read_heartbeat)
+
+
 def _reply_heartbeat(exchange: Exchange, error: ErrorCode) -> None:
     context = exchange.context
-    body = {"throttle_time_ms": context.throttle_ms, "error_code": error}
-    exchange.reply(encode_response(Api.HEARTBEAT, context.version, body))
+    exchange.reply(_heartbeat_reply(context.version, context.throttle_ms, error))
+
+
+@lru_cache(maxsize=HEARTBEAT_REPLIES_REMEMBERED_MAX)
+def _heartbeat_reply(version: int, throttle_ms: int, error: ErrorCode) -> bytes:
+    body = {"throttle_time_ms": throttle_ms, "error_code": error}
+    return encode_response(Api.HEARTBEAT, version, body)
 
 
 async def handle_leave_group(broker: Broker, context: RequestContext, request: Message) -> Body:
