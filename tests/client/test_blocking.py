@@ -65,6 +65,55 @@ def test_many_threads_share_a_producer_and_no_record_is_lost(
     assert found == {b"%d" % who: list(range(each)) for who in range(threads)}
 
 
+def test_records_that_come_alone_are_handed_out_one_by_one(
+    cluster_bootstrap: str, new_topic: Callable[..., str]
+) -> None:
+    topic, count, threads = new_topic(partitions=2), 100, 3
+    with (
+        Producer(bootstrap_servers=cluster_bootstrap, linger_ms=0) as producer,
+        Consumer(bootstrap_servers=cluster_bootstrap, auto_offset_reset="earliest") as consumer,
+    ):
+        consumer.assign(consumer.partitions(topic))
+
+        def work(who: int) -> None:
+            for number in range(count):
+                producer.send(topic, b"%d-%d" % (who, number), key=b"%d" % who).result(60)
+
+        workers = [threading.Thread(target=work, args=(who,)) for who in range(threads)]
+        for worker in workers:
+            worker.start()
+        found: dict[bytes, list[int]] = {}
+        for _ in range(count * threads):
+            who, _, number = next(consumer).value.partition(b"-")
+            found.setdefault(who, []).append(int(number))
+        for worker in workers:
+            worker.join()
+        assert found == {b"%d" % who: list(range(count)) for who in range(threads)}
+        producer.send(topic, b"after", partition=1)
+        assert next(consumer).value == b"after"
+
+
+def test_a_call_that_is_under_way_when_the_client_closes_says_so() -> None:
+    with Broker() as broker:
+        broker.create_topic("t")
+        consumer = Consumer(bootstrap_servers=broker.bootstrap)
+        consumer.assign([TopicPartition("t", 0)])
+        outcome: list[BaseException] = []
+
+        def read() -> None:
+            try:
+                next(consumer)
+            except KafkaError as error:
+                outcome.append(error)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        consumer.close()
+        reader.join(60)
+        assert not reader.is_alive()
+        assert "closed" in str(outcome[0])
+
+
 def test_listeners_may_commit_and_errors_arrive_where_the_call_was_made(
     cluster_bootstrap: str, new_topic: Callable[..., str]
 ) -> None:
@@ -124,6 +173,7 @@ def test_tables_handlers_and_statistics_block_too(
 
 def test_every_method_of_the_asynchronous_clients_has_a_blocking_twin() -> None:
     not_for_people = {"adopt", "discard", "gate", "short_way", "send_framed", "send_records", "poll_chunks"}
+    not_for_people |= {"begun", "feed", "take_ready", "expectant"}
     not_for_people |= {"cluster", "config", "ready_records", "group_metadata", "subscription", "retried"}
     twins = ((Producer, headrace.Producer), (Consumer, headrace.Consumer), (Admin, headrace.Admin))
     for twin, original in twins:

@@ -193,6 +193,32 @@ def test_a_silent_server_is_not_waited_for_longer_than_the_timeout() -> None:
     asyncio.run(connected_to(serve, body, timeout_ms=100))
 
 
+def test_whoever_asks_hears_once_and_a_fault_of_theirs_keeps_nobody_from_an_answer() -> None:
+    async def body(connection: Connection) -> None:
+        faults: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["message"]))
+        await connection.open()
+        heard: list[tuple[object, BaseException | None]] = []
+
+        def hear(reply: object, error: BaseException | None) -> None:
+            heard.append((reply, error))
+            if len(heard) == 1:
+                raise RuntimeError("a fault of whoever asked")
+
+        connection.ask(Api.METADATA, {"topics": []}, hear, timeout_ms=50)
+        connection.ask(Api.METADATA, {"topics": []}, hear, timeout_ms=60_000)
+        await connection.closed.wait()
+        assert [reply for reply, _ in heard] == [None, None]
+        assert [type(error) for _, error in heard] == [RequestTimedOut, Disconnected]
+        assert faults == ["an answer to METADATA could not be dealt with"]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await greet(reader, writer)
+        await reader.read()
+
+    asyncio.run(connected_to(serve, body))
+
+
 def test_an_answer_nobody_asked_for_ends_the_connection() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await greet(reader, writer)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from headrace.base.errors import KafkaError
+from headrace.client.blocking import Portal
 from headrace.client.errors import SerializationFailed
 from headrace.client.outgoing import ProducerRecord
-from headrace.client.producer import Producer, RecordMetadata
+from headrace.client.producer import Delivery, Producer, RecordMetadata
 from headrace.client.statistics import prometheus_text
 from tests.client.scripted_cluster import TOPIC, Fate, ScriptedCluster
 from tests.client.virtual_time import pass_time, run_virtual
@@ -175,6 +176,44 @@ def test_custom_partitioners_choose_and_are_held_to_the_partitions_there_are() -
         assert [len(log.values) for log in cluster.logs] == [2, 3]
 
     run_virtual(scenario())
+
+
+def test_a_callback_that_raises_does_not_keep_the_rest_from_being_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> list[int]:
+        told: list[int] = []
+        async with producer_of(ScriptedCluster(), linger_ms=5) as producer:
+
+            def tell(delivery: Delivery) -> None:
+                told.append(delivery.result().offset)
+                if len(told) == 1:
+                    raise RuntimeError("a fault of the callback")
+
+            for _ in range(3):
+                (await producer.send(TOPIC, b"value", partition=0)).add_done_callback(tell)
+            await producer.flush()
+            assert producer.buffered_bytes == 0
+        return told
+
+    assert run_virtual(scenario()) == [0, 1, 2]
+    assert "a callback of a delivery failed" in caplog.text
+
+
+def test_a_batch_that_was_opened_ahead_is_sent_when_it_has_begun_even_if_nobody_was_told() -> None:
+    async def scenario() -> list[bytes]:
+        cluster = ScriptedCluster(partitions=1)
+        async with producer_of(cluster, linger_ms=0) as producer:
+            producer.short_way(Portal.__new__(Portal))
+            await (await producer.send(TOPIC, b"first"))
+            second = await producer.send(TOPIC, b"second")
+            await producer.send(TOPIC, b"third")
+            await pass_time(1.0)
+            assert not second.done(), "nobody was told"
+            await producer.flush()
+        return list(cluster.logs[0].values)
+
+    assert run_virtual(scenario()) == [b"first", b"second", b"third"]
 
 
 def test_encoded_batches_go_out_as_they_are() -> None:

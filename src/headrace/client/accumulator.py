@@ -91,7 +91,9 @@ class Accumulator:
     """All queues of a producer, and the room left in its buffer.
 
     `path` is the short way into a batch that is open, for all records but the first of a batch; what it needs to know
-    is kept up to date here: which batches are open, and whether anyone must go the long way.
+    is kept up to date here: which batches are open, and whether anyone must go the long way. Where threads beside the
+    event loop use it (`path.portal`), the next batch of a partition is opened when one leaves, so that they need not
+    wait for the loop to open it; it is admitted to its queue when it has begun.
     """
 
     def __init__(self, config: ProducerConfig) -> None:
@@ -217,12 +219,14 @@ class Accumulator:
         batch = self._open.get(partition)
         if batch is not None:
             delivery = self.path.append_to(batch, timestamp_ms, key, value, headers)
+            admitted = self.admit(batch, now_s)
             if delivery is not None:
-                return delivery, batch.size_bytes >= batch.limit_bytes
+                return delivery, admitted or batch.size_bytes >= batch.limit_bytes
         batch = self._new_batch(queue, now_s)
         delivery = self.path.append_to(batch, timestamp_ms, key, value, headers)
         assert delivery is not None, "the first record of a batch always has room"
-        self._admit(queue, batch)
+        self._enqueue(queue, batch)
+        self._set_open(partition, batch)
         return delivery, True
 
     def append_encoded(
@@ -235,9 +239,12 @@ class Accumulator:
     ) -> Delivery:
         """Add a whole batch of records that are encoded already, behind room for a header; the promise of the first."""
         queue = self._activate(partition)
+        begun = self._open.get(partition)
+        if begun is not None:
+            self.admit(begun, now_s)
         batch = self._new_batch(queue, now_s)
         batch.fill(framed, count, *times_ms)
-        self._admit(queue, batch)
+        self._enqueue(queue, batch)
         self.path.hold(batch.size_bytes - HEADER_SIZE)
         self._set_open(partition, None)
         portal = self.path.portal
@@ -246,7 +253,25 @@ class Accumulator:
     def close(self, batch: Batch) -> None:
         """Let it take no more records: from here on its number of records is known."""
         if self._open.get(batch.partition) is batch:
-            self._set_open(batch.partition, None)
+            ahead = self.path.portal is not None
+            self._set_open(
+                batch.partition, self._new_batch(self._queue(batch.partition), 0.0) if ahead else None
+            )
+
+    def admit(self, batch: Batch, now_s: float) -> bool:
+        """Queue a batch that was opened ahead and has begun; whether that was still to be done."""
+        if batch.admitted or not batch.record_count:
+            return False
+        queue = self._activate(batch.partition)
+        batch.order = (queue.order,)
+        batch.created_s, batch.deadline_s = now_s, now_s + self._config.delivery_timeout_ms / 1000
+        self._enqueue(queue, batch)
+        return True
+
+    def admit_begun(self, now_s: float) -> None:
+        """Queue every batch that has begun, also one that nobody was told of: a signal may end a call at any point."""
+        for batch in list(self._open.values()):
+            self.admit(batch, now_s)
 
     def take(self, queue: PartitionQueue) -> Batch:
         """The first batch of a queue, to be sent now; it takes no more records."""
@@ -291,11 +316,11 @@ class Accumulator:
             extra={"fields": {"topic": topic, "refused_bytes": batch.size_bytes, "limit_bytes": limit}},
         )
 
-    def _admit(self, queue: PartitionQueue, batch: Batch) -> None:
-        """Queue a batch that has its first record."""
+    def _enqueue(self, queue: PartitionQueue, batch: Batch) -> None:
+        """Put a batch that has its first record at the end."""
+        batch.admitted = True
         queue.order += 1
         queue.waiting.append(batch)
-        self._set_open(queue.partition, batch)
         self.path.hold(HEADER_SIZE)
 
     def closed(self, batch: Batch) -> bool:

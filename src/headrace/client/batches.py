@@ -65,13 +65,15 @@ class Batch(RecordBuffer):
     """Records for one partition that are sent, acknowledged and retried together."""
 
     __slots__ = (
+        "admitted",
         "attempts",
         "callbacks",
         "created_s",
         "deadline_s",
         "encoded",
+        "ended",
         "error",
-        "future",
+        "future_made",
         "last_error",
         "log_append_time_ms",
         "offset",
@@ -93,6 +95,7 @@ class Batch(RecordBuffer):
         self.order = order
         self.created_s = created_s
         self.deadline_s = deadline_s
+        self.admitted = False  # whether it is in its partition's queue
         self.attempts = 0
         self.retry_at_s = 0.0
         self.sent_s = 0.0
@@ -100,7 +103,8 @@ class Batch(RecordBuffer):
         self.sequence = NO_SEQUENCE
         self.unsure = False  # whether the broker may have it although no acknowledgement came
         self.encoded: bytearray | None = None
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended = False
+        self.future_made: asyncio.Future[None] | None = None
         self.error: KafkaError | None = None
         self.last_error: KafkaError | None = None
         self.offset = NO_OFFSET
@@ -111,7 +115,16 @@ class Batch(RecordBuffer):
     @property
     def done(self) -> bool:
         """Whether its outcome is known."""
-        return self.future.done()
+        return self.ended
+
+    @property
+    def future(self) -> "asyncio.Future[None]":
+        """Done when it is; made for the first who asks, because most batches are never waited for."""
+        if self.future_made is None:
+            self.future_made = asyncio.get_running_loop().create_future()
+            if self.ended:
+                self.future_made.set_result(None)
+        return self.future_made
 
     def assign(self, producer: ProducerId, sequence: int) -> None:
         """Give it the identity and sequence that it is (from now on) sent with."""
@@ -153,16 +166,21 @@ class Batch(RecordBuffer):
         for place, callback, delivery in callbacks or ():
             self.call_at(place, callback, delivery)
         self.drop()
-        self.future.set_result(None)
+        self._end()
 
     def _finish(self) -> None:
-        assert not self.future.done(), "a batch ends once"
-        self.future.set_result(None)
+        assert not self.ended, "a batch ends once"
+        self._end()
         self.encoded = None
         self.drop()
         callbacks, self.callbacks = self.callbacks, None
         for _, callback, delivery in callbacks or ():
-            callback(delivery)
+            _call(callback, delivery)
+
+    def _end(self) -> None:
+        self.ended = True
+        if self.future_made is not None:
+            self.future_made.set_result(None)
 
     # -- what promises ask ------------------------------------------------------------------------------------------
 
@@ -197,7 +215,7 @@ class Batch(RecordBuffer):
     def call_at(self, place: int, callback: Callable[[Delivery], object], delivery: Delivery) -> None:
         batch, place = self._find(place)
         if batch.done:
-            callback(delivery)
+            _call(callback, delivery)
         elif batch.callbacks is None:
             batch.callbacks = [(place, callback, delivery)]
         else:
@@ -208,3 +226,12 @@ class Batch(RecordBuffer):
             # Shielded, because the future is shared with the other records of the batch.
             yield from asyncio.shield(self._find(place)[0].future).__await__()
         return self.result_at(place)
+
+
+def _call(callback: Callable[[Delivery], object], delivery: Delivery) -> None:
+    """Tell someone how a record fared; if that raises, it is theirs to mend, and the others are told all the same."""
+    try:
+        callback(delivery)
+    except Exception as error:
+        context = {"message": "a callback of a delivery failed", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)

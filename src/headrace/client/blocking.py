@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from headrace.base.errors import KafkaError
 from headrace.client.admin import Admin as AsyncAdmin
 from headrace.client.batches import Headers
 from headrace.client.consumer import Consumer as AsyncConsumer
@@ -30,6 +31,47 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 START_TIMEOUT_S = 30.0
+FEED_WAIT_S = 1.0  # then the long way, which also says what is missing
+
+
+class _Call:
+    """A coroutine that another thread waits for: `ended` is locked until its outcome is there.
+
+    Half the steps of asyncio.run_coroutine_threadsafe, and one lock instead of a condition with several.
+    """
+
+    __slots__ = ("_task", "_work", "ended", "error", "result")
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._work = work
+        self._task: asyncio.Task[None] | None = None
+        self.result: Any = None
+        self.error: BaseException | None = Closed("the client was closed meanwhile")
+        self.ended = threading.Lock()
+        self.ended.acquire()
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._left)
+
+    async def _run(self) -> None:
+        try:
+            self.result = await self._work
+            self.error = None
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self.error = error
+        self.ended.release()
+
+    def _left(self, task: "asyncio.Task[None]") -> None:
+        if task.cancelled():  # before it began
+            self._work.close()
+            self.ended.release()
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
 
 class Portal:
@@ -61,12 +103,18 @@ class Portal:
                 "a blocking call from the client's own thread would wait for itself",
                 "do it from another thread; callbacks of deliveries must not block",
             )
-        future = asyncio.run_coroutine_threadsafe(work, loop)
+        call = _Call(work)
+        loop.call_soon_threadsafe(call.start)
         try:
-            return future.result(timeout_s)
+            if not call.ended.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+                raise TimeoutError
         except BaseException:
-            future.cancel()
+            loop.call_soon_threadsafe(call.cancel)
             raise
+        if call.error is not None:
+            raise call.error
+        result: T = call.result
+        return result
 
     def run(self, step: Callable[[], T]) -> T:
         """Run a plain function over there."""
@@ -84,10 +132,10 @@ class Portal:
 
         return self.call(work(), timeout_s)
 
-    def soon(self, step: Callable[[], object]) -> None:
+    def soon(self, step: Callable[..., object], *arguments: Any) -> None:
         """Run a plain function over there, without waiting for it."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(step)
+            self._loop.call_soon_threadsafe(step, *arguments)
 
     def stop(self) -> None:
         """End the loop and the thread."""
@@ -186,16 +234,18 @@ class Producer(_Client):
         timestamp_ms: int | None = None,
     ) -> Pending:
         """Put a record into the buffer, waiting for room if need be. Raises KafkaError."""
+        pending: Pending | None = None
         if self._append is not None and not headers:
-            pending: Pending | None = self._append(topic, value, key, (), partition, timestamp_ms)
-            if pending is not None:
-                return pending
-        pending = self._portal.call(
-            self._inner.send(
-                topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
+            pending = self._append(topic, value, key, (), partition, timestamp_ms)
+        if pending is None:
+            pending = self._portal.call(
+                self._inner.send(
+                    topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
+                )
             )
-        )
         assert pending is not None
+        if pending.place == 0 and not pending.batch.admitted:  # type: ignore[union-attr]
+            self._portal.soon(self._inner.begun, pending.batch)
         return pending
 
     def send_arrow(self, topic: str, table: Any, **names: Any) -> list[Pending]:
@@ -265,6 +315,50 @@ class _ThreadedListener:
         await asyncio.to_thread(self._listener.on_lost, partitions)
 
 
+class _Feed:
+    """Brings what arrives to the thread that waits for it, in the step of the event loop in which it arrives.
+
+    No task is woken and nothing is asked for across threads, so that a record that comes alone costs one crossing.
+    A thread says that it waits before it looks whether there will be news, and news come before the loop looks whether
+    anyone waits: whichever is first, the other sees it.
+    """
+
+    def __init__(self, inner: AsyncConsumer) -> None:
+        self._inner = inner
+        self._waiting = False
+        self._error: KafkaError | None = None
+        self._filled = threading.Lock()
+        self._filled.acquire()
+        self._usable = inner.feed(self._on_news)
+
+    def wait(self) -> bool:
+        """Whether records have been made ready; False when they must be asked for. Raises KafkaError."""
+        if not self._usable:
+            return False
+        self._filled.acquire(blocking=False)  # what came after an earlier wait was given up
+        self._waiting = True
+        if not self._inner.expectant:
+            self._waiting = False
+            return False
+        filled = self._filled.acquire(timeout=FEED_WAIT_S)
+        self._waiting = False
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        return filled and bool(self._inner.ready_records)
+
+    def _on_news(self) -> None:
+        if not self._waiting:
+            return
+        try:
+            if not self._inner.take_ready():
+                return
+        except KafkaError as error:
+            self._error = error
+        self._waiting = False
+        self._filled.release()
+
+
 class Consumer(_Client):
     """Reads topics; see `headrace.Consumer`. Iterate over it, or `poll`."""
 
@@ -276,6 +370,7 @@ class Consumer(_Client):
         **options: Any,
     ) -> None:
         self._start("consumer", lambda: AsyncConsumer(config, delivery=delivery, **options))
+        self._feed = _Feed(self._inner)
 
     def subscribe(self, topics: Any, listener: RebalanceListener | None = None) -> None:
         """As the asynchronous twin's; the listener runs in a thread of its own and may use this consumer."""
@@ -339,7 +434,11 @@ class Consumer(_Client):
 
     def __next__(self) -> ConsumerRecord:
         ready = self._inner.ready_records
-        record: ConsumerRecord = ready.popleft() if ready else self._portal.call(self._inner.__anext__())
+        record: ConsumerRecord
+        if ready or self._feed.wait():
+            record = self._inner.ready_records.popleft()
+        else:
+            record = self._portal.call(self._inner.__anext__())
         return record
 
 

@@ -151,11 +151,9 @@ class Cluster:
                 self._forget(oldest)
             self._tracked[name] = None
 
-    @property
-    def stale(self) -> bool:
+    def stale(self, now_s: float) -> bool:
         """Whether metadata is older than it may be."""
-        age_s = asyncio.get_running_loop().time() - self._refreshed_s
-        return age_s * 1000 > self.config.metadata_max_age_ms
+        return (now_s - self._refreshed_s) * 1000 > self.config.metadata_max_age_ms
 
     async def refresh(self, *, create: bool = False) -> None:
         """Ask the cluster about all tracked topics. Raises when no broker answers; shared by all who ask meanwhile."""

@@ -8,8 +8,9 @@ connection, because on an ordered stream everything behind it is stuck too. Call
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
 
 from headrace import __version__
 from headrace.base.errors import ErrorCode
@@ -36,21 +37,24 @@ CORRELATION_ID_MAX = 2**31 - 1
 HANDSHAKE_VERSION = 3
 LOST_HINT = "is the broker still running? its log may say why"
 
+# Who hears of the end of a request: its answer and None, or None and what went wrong.
+Heard: TypeAlias = Callable[[Any, BaseException | None], object]
+
 
 class _Waiting:
     """A request that was sent and waits for its answer."""
 
-    __slots__ = ("api", "correlation_id", "deadline_s", "future", "version", "wait_ms")
+    __slots__ = ("api", "correlation_id", "deadline_s", "heard", "version", "wait_ms")
 
     def __init__(
-        self, api: int, version: int, correlation_id: int, future: "asyncio.Future[Any]", wait_ms: int
+        self, api: int, version: int, correlation_id: int, heard: Heard, now_s: float, wait_ms: int
     ) -> None:
         self.api = api
         self.version = version
         self.correlation_id = correlation_id
-        self.future = future
+        self.heard = heard
         self.wait_ms = wait_ms
-        self.deadline_s = future.get_loop().time() + wait_ms / 1000
+        self.deadline_s = now_s + wait_ms / 1000
 
 
 class Connection:
@@ -84,6 +88,7 @@ class Connection:
         self._correlation_id = 0
         self._error: Exception | None = None
         self.closed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
 
     @property
     def usable(self) -> bool:
@@ -164,29 +169,49 @@ class Connection:
         """Send a request now; the future brings its answer. Raises ClientError when it cannot be sent."""
         if version is None:
             version = self.version(api, highest)
-        return self._send(api, version, request_parts(api, version, body), timeout_ms)
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        parts = request_parts(api, version, body)
+        self._send(api, version, parts, timeout_ms, partial(_end, future))
+        return future
+
+    def ask(
+        self,
+        api: Api,
+        body: Mapping[str, Any],
+        heard: Heard,
+        *,
+        highest: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """As `request`; `heard` is called the moment the answer is there, where a future would cost another turn.
+
+        It must not raise, and it may be called while the connection is being closed.
+        """
+        version = self.version(api, highest)
+        self._send(api, version, request_parts(api, version, body), timeout_ms, heard)
 
     def request_private(self, key: int, payload: bytes = b"") -> "asyncio.Future[bytes]":
         """As `request`, in an API of Headrace's own, whose bodies this client does not read."""
-        return self._send(key, 0, [payload], None)
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._send(key, 0, [payload], None, partial(_end, future))
+        return future
 
     def _send(
-        self, api: int, version: int, payload: Iterable[Buffer], timeout_ms: int | None
-    ) -> "asyncio.Future[Any]":
+        self, api: int, version: int, payload: Iterable[Buffer], timeout_ms: int | None, heard: Heard
+    ) -> None:
         stream = self._live_stream()
         if len(self._waiting) >= IN_FLIGHT_MAX:
             raise ClientError(
                 f"more than {IN_FLIGHT_MAX} requests wait for {self.host}:{self.port}", "await some first"
             )
-        loop = asyncio.get_running_loop()
         wait_ms = self._timeout_ms if timeout_ms is None else timeout_ms
-        waiting = _Waiting(api, version, self._next_correlation_id(), loop.create_future(), wait_ms)
+        now_s = self._loop.time()
+        waiting = _Waiting(api, version, self._next_correlation_id(), heard, now_s, wait_ms)
         header = encode_request_header(api, version, waiting.correlation_id, self._client_id)
         stream.send(header, *payload)
         self._waiting.append(waiting)
         if self._alarm is None or waiting.deadline_s < self._alarm_s:
             self._set_alarm(waiting.deadline_s)
-        return waiting.future
 
     def send_only(self, api: Api, body: Mapping[str, Any], *, highest: int | None = None) -> None:
         """Send a request that has no answer (Produce with acks=0)."""
@@ -239,11 +264,10 @@ class Connection:
             failure = NotKafka(
                 f"{self.host}:{self.port} sent an answer that cannot be read: {error}", NOT_KAFKA_HINT
             )
-            _fail(waiting, failure)
+            self._tell(waiting, None, failure)
             self.close(failure)
             return
-        if not waiting.future.done():
-            waiting.future.set_result(reply)
+        self._tell(waiting, reply, None)
 
     def on_closed(self, error: Exception | None) -> None:
         """The stream ended: fail what waits."""
@@ -275,7 +299,7 @@ class Connection:
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm_s = at_s
-        self._alarm = asyncio.get_running_loop().call_at(at_s, self._look_at_clock)
+        self._alarm = self._loop.call_at(at_s, self._look_at_clock)
 
     def _look_at_clock(self) -> None:
         """End the first request whose time is up, or sleep until the next deadline: most have long been answered."""
@@ -290,7 +314,8 @@ class Connection:
 
     def _expire(self, waiting: _Waiting) -> None:
         message = f"{self.host}:{self.port} did not answer {_name(waiting.api)} within {waiting.wait_ms} ms"
-        _fail(waiting, RequestTimedOut(message, "the broker may be overloaded, paused or gone"))
+        self._waiting.remove(waiting)  # each is told once
+        self._tell(waiting, None, RequestTimedOut(message, "the broker may be overloaded, paused or gone"))
         self.close(Disconnected(f"{message}; the connection was dropped", LOST_HINT))
 
     def _fail_waiting(self) -> None:
@@ -299,7 +324,16 @@ class Connection:
             self._alarm.cancel()
             self._alarm = None
         while self._waiting:
-            _fail(self._waiting.popleft(), _again(self._error))
+            self._tell(self._waiting.popleft(), None, _again(self._error))
+
+    def _tell(self, waiting: _Waiting, reply: Any, error: Exception | None) -> None:
+        try:
+            waiting.heard(reply, error)
+        except (
+            Exception
+        ) as bug:  # of whoever asked: it must not end the stream, nor keep others from their answers
+            message = f"an answer to {_name(waiting.api)} could not be dealt with"
+            self._loop.call_exception_handler({"message": message, "exception": bug})
 
 
 def _name(api: int) -> str:
@@ -318,11 +352,15 @@ def _decode(waiting: _Waiting, frame: memoryview) -> Message | bytes:
     return read_response(waiting.api, waiting.version, frame, pos)
 
 
-def _fail(waiting: _Waiting, error: Exception) -> None:
-    if not waiting.future.done():
-        waiting.future.set_exception(error)
+def _end(future: "asyncio.Future[Any]", reply: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(reply)
+    else:
+        future.set_exception(error)
         # Whoever sent it may have gone (a cancelled call): then nobody reads the error, and that is no fault.
-        waiting.future.exception()
+        future.exception()
 
 
 def _again(error: Exception) -> Exception:

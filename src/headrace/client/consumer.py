@@ -351,6 +351,23 @@ class Consumer(Reading):
         """Records that iteration polled and has not handed out."""
         return self._ready
 
+    def feed(self, on_news: "Callable[[], object]") -> bool:
+        """Call back whenever `take_ready` may find something; False where records must come through `poll`."""
+        if self._group is not None or self._incoming.needed:
+            return False
+        self._fetcher.on_news = on_news
+        return True
+
+    def take_ready(self) -> bool:
+        """Make ready for iteration what is at hand; whether there is anything. Raises as `poll`."""
+        self._ready.extend(self._fetcher.take(self.config.max_poll_records))
+        return bool(self._ready)
+
+    @property
+    def expectant(self) -> bool:
+        """Whether nothing is at hand and a fetch is under way. May be asked by any thread."""
+        return not self._ready and self._fetcher.expectant
+
     def __aiter__(self) -> "Consumer":
         return self
 

@@ -66,6 +66,11 @@ class Chunk:
         self._left: list[ConsumerRecord] = []
         self._taken = 0
 
+    @property
+    def spent(self) -> bool:
+        """Whether all of it has been taken."""
+        return self._taken == len(self._left) and self.next_offset >= self.end_offset
+
     def take(self, count_max: int) -> list[ConsumerRecord]:
         """The next records, at most so many; an empty list when there are no more."""
         while self._taken == len(self._left):

@@ -8,16 +8,17 @@ Fetches are full ones, without sessions. Called by `consumer`.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.ids import ZERO_ID
 from headrace.base.log import get_logger
+from headrace.client.assigned import Assigned
 from headrace.client.cluster import NO_NODE, Cluster
 from headrace.client.config import ConsumerConfig
-from headrace.client.connection import Connection
+from headrace.client.connection import Connection, Heard
 from headrace.client.errors import ClientError, Closed, error_code
 from headrace.client.fetched import Chunk, ConsumerRecord
 from headrace.client.offsets import EARLIEST, LATEST, UNKNOWN_OFFSET, list_offsets, missing_partition
@@ -37,53 +38,6 @@ CHUNKS_AHEAD_MAX = 2
 _log = get_logger(__name__)
 
 
-class Assigned:
-    """One partition being read."""
-
-    __slots__ = (
-        "chunks",
-        "failures",
-        "fetch_offset",
-        "fetching",
-        "generation",
-        "high_watermark",
-        "last_stable_offset",
-        "log_start_offset",
-        "not_before_s",
-        "partition",
-        "paused",
-        "position",
-        "replica",
-        "replica_until_s",
-        "reset_to",
-    )
-
-    def __init__(self, partition: TopicPartition, reset_to: int | None) -> None:
-        self.partition = partition
-        self.position = UNKNOWN_OFFSET
-        self.fetch_offset = UNKNOWN_OFFSET
-        self.reset_to = reset_to  # a time (or EARLIEST, LATEST) whose offset must be found first
-        self.generation = 0
-        self.paused = False
-        self.fetching = False
-        self.chunks: deque[Chunk] = deque()
-        self.failures = 0
-        self.not_before_s = 0.0
-        self.replica = NO_NODE  # a follower that the leader sent this reader to, and until when
-        self.replica_until_s = 0.0
-        self.high_watermark = UNKNOWN_OFFSET
-        self.last_stable_offset = UNKNOWN_OFFSET
-        self.log_start_offset = UNKNOWN_OFFSET
-
-    def move(self, offset: int, reset_to: int | None = None) -> None:
-        """Go on at another place; what was fetched for the old one is dropped."""
-        self.generation += 1
-        self.chunks.clear()
-        self.position = self.fetch_offset = offset
-        self.reset_to = reset_to
-        self.failures, self.not_before_s = 0, 0.0
-
-
 class Fetcher:
     """Reads assigned partitions ahead."""
 
@@ -96,13 +50,15 @@ class Fetcher:
         self._woken = False
         self._alarm: asyncio.TimerHandle | None = None  # when to look without being woken; may be too early
         self._alarm_s = NEVER_S
-        self._arrived = asyncio.Event()
+        self._news = False  # whether something has arrived since the last look
+        self._readers: list[asyncio.Future[None]] = []  # who waits for it
         self._patience: asyncio.TimerHandle | None = None  # when readers look without news; may be too early
         self._patience_s = NEVER_S
         self._waited_until_s = 0.0
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._turn: deque[TopicPartition] = deque()
         self._closed = False
+        self.on_news: Callable[[], object] | None = None  # called whenever readers have a reason to look
         self.counters = ConsumerCounters()
 
     @property
@@ -132,6 +88,12 @@ class Fetcher:
         if not self._woken and not self._closed:
             self._woken = True
             asyncio.get_running_loop().call_soon(self._step)
+
+    @property
+    def expectant(self) -> bool:
+        """Whether nothing is at hand and a fetch is under way, so that there will be news."""
+        at_hand = self.errors or any(state.chunks for state in self.assigned.values())
+        return bool(self._busy_nodes) and not at_hand
 
     def nudge(self) -> None:
         """Look for something to fetch, unless a fetch is under way whose answer will do so."""
@@ -179,9 +141,8 @@ class Fetcher:
                 self.errors.append(error)
                 return
             state.position = chunk.next_offset
-            if records:
-                out += records
-            else:
+            out += records
+            if chunk.spent:
                 state.chunks.popleft()
                 self.wake()
 
@@ -193,7 +154,13 @@ class Fetcher:
 
     def notify(self) -> None:
         """Let whoever waits look again."""
-        self._arrived.set()
+        self._news = True
+        for reader in self._readers:
+            if not reader.done():
+                reader.set_result(None)
+        self._readers.clear()
+        if self.on_news is not None:
+            self.on_news()
 
     async def wait(self, until_s: float) -> float:
         """Return when something has arrived since the last look: records, an error, or progress without records.
@@ -201,20 +168,27 @@ class Fetcher:
         At `until_s` at the latest; now and then earlier, because one timer serves many waits. Returns what time it
         is: that of the timer, where the clock is a tick behind it.
         """
-        if not self._arrived.is_set():
+        loop = asyncio.get_running_loop()
+        if not self._news:
             if until_s < self._patience_s:
                 if self._patience is not None:
                     self._patience.cancel()
                 self._patience_s = until_s
-                self._patience = asyncio.get_running_loop().call_at(until_s, self._end_patience)
-            await self._arrived.wait()
-        self._arrived.clear()
-        return max(asyncio.get_running_loop().time(), self._waited_until_s)
+                self._patience = loop.call_at(until_s, self._end_patience)
+            reader = loop.create_future()
+            self._readers.append(reader)
+            try:
+                await reader
+            finally:
+                if reader in self._readers:  # cancelled
+                    self._readers.remove(reader)
+        self._news = False
+        return max(loop.time(), self._waited_until_s)
 
     def _end_patience(self) -> None:
         self._waited_until_s = self._patience_s
         self._patience, self._patience_s = None, NEVER_S
-        self._arrived.set()
+        self.notify()
 
     async def close(self) -> None:
         """Stop fetching."""
@@ -226,7 +200,7 @@ class Fetcher:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self.errors.append(Closed("the consumer is closed", "make another one"))
-        self._arrived.set()
+        self.notify()
 
     # -- the fetching side ------------------------------------------------------------------------------------------
 
@@ -246,7 +220,7 @@ class Fetcher:
         """A bug in this module must not become a silent hang."""
         _log.error("consumer task failed", exc_info=error, extra={"fields": {"task": name}})
         self.errors.append(ClientError(f"the consumer failed: {error!r}", "please report this with the log"))
-        self._arrived.set()
+        self.notify()
 
     def _step(self, now_s: float = 0.0) -> None:
         """Start what can be started, and see to it that the next moment is not missed. It is `now_s` or later."""
@@ -273,7 +247,7 @@ class Fetcher:
     def _look(self, now_s: float) -> float:
         """Start whatever can be started; returns when to look again."""
         next_s = now_s + self._config.metadata_max_age_ms / 1000
-        if self._cluster.stale and self.assigned:
+        if self._cluster.stale(now_s) and self.assigned:
             self._want_metadata()
         by_node: dict[int, list[Assigned]] = {}
         resets = False
@@ -315,7 +289,7 @@ class Fetcher:
         states.sort(key=lambda state: (len(state.chunks), state.fetch_offset == state.high_watermark))
         generations = {state.partition: state.generation for state in states}
         try:
-            future = self._request(connection, states)
+            self._request(connection, states, partial(self._answered, node_id, states, generations))
         except KafkaError as error:
             for state in states:
                 self._fail(state, error)
@@ -325,9 +299,8 @@ class Fetcher:
         self._busy_nodes.add(node_id)
         for state in states:
             state.fetching = True
-        future.add_done_callback(partial(self._answered, node_id, states, generations))
 
-    def _request(self, connection: Connection, states: list[Assigned]) -> "asyncio.Future[Message]":
+    def _request(self, connection: Connection, states: list[Assigned], heard: Heard) -> None:
         topics: dict[str, list[dict[str, int]]] = {}
         for state in states:
             leader = self._cluster.leader(state.partition)
@@ -355,26 +328,23 @@ class Fetcher:
         }
         highest = BY_NAME_HIGHEST if ZERO_ID in ids.values() else None
         timeout_ms = self._config.request_timeout_ms + self._config.fetch_max_wait_ms
-        return connection.request(Api.FETCH, body, highest=highest, timeout_ms=timeout_ms)
+        connection.ask(Api.FETCH, body, heard, highest=highest, timeout_ms=timeout_ms)
 
     def _answered(
         self,
         node_id: int,
         states: list[Assigned],
         generations: dict[TopicPartition, int],
-        future: "asyncio.Future[Message]",
+        reply: Message | None,
+        error: BaseException | None,
     ) -> None:
         self._busy_nodes.discard(node_id)
         for state in states:
             state.fetching = False
-        if future.cancelled():
-            self.wake()
-            return
-        error = future.exception()
-        if error is None and future.result().error_code:
-            code = error_code(future.result().error_code)
+        if reply is not None and reply.error_code:
+            code = error_code(reply.error_code)
             error = KafkaError(code, f"fetch: {code.name}")
-        if error is not None:
+        if reply is None or error is not None:
             failure = error if isinstance(error, KafkaError) else ClientError(f"cannot fetch: {error!r}")
             for state in states:
                 state.replica = NO_NODE
@@ -383,9 +353,8 @@ class Fetcher:
                 self.errors.append(failure)
             self._want_metadata()
             self.wake()
-            self._arrived.set()
+            self.notify()
             return
-        reply = future.result()
         for topic in reply.responses:
             name = topic.topic or self._cluster.topic_name(bytes(topic.topic_id)) or ""
             for result in topic.partitions:
@@ -395,9 +364,9 @@ class Fetcher:
                     self._receive(current, result, reply)
         if any(state.fetch_offset < state.high_watermark for state in states):
             self._step()  # at once: more comes while the reader works
-            self._arrived.set()
+            self.notify()
         else:
-            self._arrived.set()
+            self.notify()
             self.wake()  # after the reader: the next fetch would only wait at the broker
 
     def _receive(self, state: Assigned, result: Message, reply: Message) -> None:
@@ -494,7 +463,7 @@ class Fetcher:
             )
         except KafkaError as error:
             self.errors.append(error)
-            self._arrived.set()
+            self.notify()
             await asyncio.sleep(self._cluster.backoff.wait_ms(1) / 1000)
             return
         for partition, answer in found.items():
@@ -504,7 +473,7 @@ class Fetcher:
                     state.reset_to = LATEST
                 else:
                     state.move(answer.offset)
-        self._arrived.set()
+        self.notify()
 
     def _fail(self, state: Assigned, error: KafkaError) -> None:
         """Leave a partition alone for a while."""
@@ -518,7 +487,7 @@ class Fetcher:
         error = missing_partition(self._cluster, state.partition)
         if self._cluster.topics.get(state.partition.topic) is not None and not error.retriable:
             self.errors.append(error)
-            self._arrived.set()
+            self.notify()
         self._fail(state, error)
         self._want_metadata()
 

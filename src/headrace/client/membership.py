@@ -91,7 +91,7 @@ async def refresh_if_stale(coordinator: Coordinator, topics: Iterable[str]) -> N
     """Metadata must not grow old while nothing is fetched, and a topic that was not there may be there now."""
     known = coordinator.cluster.topics
     missing = any(topic not in known or not known[topic].partitions for topic in topics)
-    if missing or coordinator.cluster.stale:
+    if missing or coordinator.cluster.stale(asyncio.get_running_loop().time()):
         try:
             await coordinator.cluster.refresh()
         except KafkaError as error:

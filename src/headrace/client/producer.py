@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Delivery", "Producer", "RecordMetadata"]
 
 STUCK_AFTER_S = 10.0
+NO_OTHER_BYTES = 2**62  # stay: there is no other partition to go to
 TABLE_BATCH_BYTES = 512 * 1024  # of rows that come as a table: they need not wait for one another
 
 _log = get_logger(__name__)
@@ -141,10 +142,24 @@ class Producer:
     def short_way(self, portal: Portal) -> "Callable[..., Pending | None] | None":
         """What appends a record when nothing stands in the way, callable from any thread where it is compiled.
 
-        From here on promises are for threads without an event loop, and wait through the portal.
+        From here on promises are for threads without an event loop, and wait through the portal; and batches are opened
+        ahead, so whoever puts the first record into one sees to it that `begun` is called.
         """
         self._path.portal = portal
         return None if self._prepares else self._path.append  # type: ignore[return-value]
+
+    def begun(self, batch: Batch) -> None:
+        """A thread has put the first record into a batch that was opened ahead."""
+        sender = self._sending()
+        if self._accumulator.admit(batch, sender.now_s()):
+            self._look(sender, batch.partition)
+
+    def _look(self, sender: Sender, partition: TopicPartition) -> bool:
+        """Let the sender see a new or a full batch; whether it has left already."""
+        if self.config.linger_ms == 0 and sender.sent_at_once(partition):
+            return True
+        sender.wake()
+        return False
 
     async def _send_prepared(self, given: ProducerRecord) -> Delivery:
         record, span = self._outgoing.prepare(given)
@@ -189,16 +204,12 @@ class Producer:
         if not accumulator.has_room(size_bytes):
             await self._wait_for_room(size_bytes)
         now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
-        now_s = asyncio.get_running_loop().time()
         where = TopicPartition(topic, partition)
-        delivery, look = accumulator.append(where, now_ms, key, value, headers, now_s)
+        sender = self._sending()
+        delivery, look = accumulator.append(where, now_ms, key, value, headers, sender.now_s())
         if accumulator.pressed:
             accumulator.wake_next()
-        if look:
-            sender = self._sending()
-            if self.config.linger_ms == 0 and sender.sent_at_once(where):
-                return delivery
-            sender.wake()
+        if look and not self._look(sender, where):
             await asyncio.sleep(0)  # a loop of sends that never waits must let batches leave
         return delivery
 
@@ -226,13 +237,16 @@ class Producer:
         if key is not None and self._spreader.by_key:
             return key_partition(key, route.partition_count)
         previous = route.sticky
-        if 0 <= previous < route.partition_count and route.open_batches[previous] is None:
-            # Its batch has left before it was full: the partition has not had its share yet.
-            route.sticky_left -= size_bytes
-            if route.sticky_left > 0:
-                return previous
+        if 0 <= previous < route.partition_count:
+            batch = route.open_batches[previous]
+            if batch is None or not batch.record_count:
+                # Its batch has left before it was full: the partition has not had its share yet.
+                route.sticky_left -= size_bytes
+                if route.sticky_left > 0:
+                    return previous
         chosen = self._spreader.choose(info, previous)
-        route.stick(chosen, self.config.batch_size - size_bytes)
+        share = self.config.batch_size - size_bytes
+        route.stick(chosen, share if route.partition_count > 1 else NO_OTHER_BYTES)
         return chosen
 
     async def send_records(
@@ -329,6 +343,7 @@ class Producer:
     async def discard(self) -> None:
         """Called by transactions: drop what was not sent, and wait for the rest."""
         aborted = ClientError("the transaction was aborted", code=ErrorCode.TRANSACTION_ABORTABLE)
+        self._accumulator.admit_begun(self._sending().now_s())
         self._sending().discard(aborted)
         await self.flush()
 
@@ -340,6 +355,7 @@ class Producer:
     async def flush(self) -> None:
         """Send what is buffered without waiting for more; returns when all of it is acknowledged or has failed."""
         sender = self._sending()
+        self._accumulator.admit_begun(sender.now_s())
         sender.hurry += 1
         sender.wake()
         try:

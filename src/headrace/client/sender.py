@@ -29,7 +29,7 @@ from headrace.client.accumulator import Accumulator, PartitionQueue
 from headrace.client.batches import NO_OFFSET, NO_PRODUCER, Batch, ProducerId
 from headrace.client.cluster import Cluster
 from headrace.client.config import ProducerConfig
-from headrace.client.connection import Connection
+from headrace.client.connection import Connection, Heard
 from headrace.client.errors import ClientError, DeliveryTimedOut, error_code
 from headrace.client.partitioner import NodeLoad
 from headrace.client.statistics import ProducerCounters
@@ -85,6 +85,7 @@ class Sender:
         self.counters = ProducerCounters()
         self._producer = NO_PRODUCER
         self._loop = asyncio.get_running_loop()
+        self.now_s = self._loop.time
         self._woken = False
         self._alarm: asyncio.TimerHandle | None = None  # when to look without being woken; may be too early
         self._alarm_s = NEVER_S
@@ -107,8 +108,25 @@ class Sender:
         queue = self._accumulator.active[partition]
         if queue.in_flight or self._stopped:
             return False
-        self._step()
+        if not self._sent_alone(queue):
+            self._step()
         return bool(queue.in_flight)
+
+    def _sent_alone(self, queue: PartitionQueue) -> bool:
+        """Send the one new batch of a partition without a look at all the others, if nothing stands in its way."""
+        if self._alarm is None or self._transactions is not None:
+            return False  # nobody watches the deadline yet, or there is more to heed
+        if len(queue.waiting) != 1 or queue.waiting[0].attempts or queue.needs_new_epoch:
+            return False
+        leader = self._cluster.leader(queue.partition)
+        load = None if leader is None else self._loads.get(leader[0])
+        if leader is None or load is None or load.in_flight or load.throttled_until_s > self._loop.time():
+            return False
+        connection = self._cluster.ready_connection(leader[0])
+        if connection is None or (self._config.enable_idempotence and self._producer == NO_PRODUCER):
+            return False
+        self._send(leader[0], connection, [(queue, self._take(queue))])
+        return True
 
     async def stop(self, error: KafkaError) -> None:
         """End all tasks and fail whatever is left."""
@@ -153,7 +171,7 @@ class Sender:
             return
         try:
             now_s = max(now_s, self._loop.time())
-            if self._cluster.stale:
+            if self._cluster.stale(now_s):
                 self._want_metadata()
             if now_s >= self._expires_s:
                 # A batch that is added later has a later deadline than one that was added now would have.
@@ -249,11 +267,16 @@ class Sender:
             batch = queue.waiting[0]
             if picked and size_bytes + batch.size_bytes > self._config.max_request_size:
                 continue
-            self._accumulator.close(batch)  # before it is numbered: another thread may be adding to it
-            self._identify(queue, batch)
+            batch = self._take(queue)
             size_bytes += batch.size_bytes
-            picked.append((queue, self._accumulator.take(queue)))
+            picked.append((queue, batch))
         return picked
+
+    def _take(self, queue: PartitionQueue) -> Batch:
+        batch = queue.waiting[0]
+        self._accumulator.close(batch)  # before it is numbered: another thread may be adding to it
+        self._identify(queue, batch)
+        return self._accumulator.take(queue)
 
     def _identify(self, queue: PartitionQueue, batch: Batch) -> None:
         """Number a batch that has not been sent before."""
@@ -288,21 +311,19 @@ class Sender:
         highest = BY_NAME_HIGHEST if ZERO_ID in ids.values() else None
         if self._transactions is not None:
             highest = TRANSACTIONAL_HIGHEST
-        future: asyncio.Future[Any]
-        try:
-            if self._config.acks == 0:
-                connection.send_only(Api.PRODUCE, body, highest=highest)
-                future = asyncio.ensure_future(connection.drain())
-            else:
-                future = connection.request(Api.PRODUCE, body, highest=highest)
-        except KafkaError as error:
-            future = asyncio.get_running_loop().create_future()
-            future.set_exception(error)
         self.counters.produce_requests += 1
         self._loads[node_id].in_flight += 1
         names = {ids[name]: name for name in ids}
-        sent_s = self._loop.time()
-        future.add_done_callback(partial(self._answered, node_id, picked, names, sent_s))
+        heard = partial(self._answered, node_id, picked, names, self._loop.time())
+        try:
+            if self._config.acks == 0:
+                connection.send_only(Api.PRODUCE, body, highest=highest)
+                drained = asyncio.ensure_future(connection.drain())
+                drained.add_done_callback(partial(_drained, heard))
+            else:
+                connection.ask(Api.PRODUCE, body, heard, highest=highest)
+        except KafkaError as error:
+            self._loop.call_soon(heard, None, error)
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
@@ -312,21 +333,22 @@ class Sender:
         sent: list[tuple[PartitionQueue, Batch]],
         names: dict[bytes, str],
         sent_s: float,
-        future: "asyncio.Future[Message | None]",
+        reply: Message | None,
+        error: BaseException | None,
     ) -> None:
+        """A request has ended: with its answer, with neither answer nor error (acks=0), or with an error."""
         load = self._loads[node_id]
         load.in_flight -= 1
         now_s = self._loop.time()
         load.answered((now_s - sent_s) * 1000)
-        if future.cancelled() or self._stopped:
+        if self._stopped:
             return
-        error = future.exception()
         if error is not None:
             failure = error if isinstance(error, KafkaError) else ClientError(f"cannot send: {error!r}")
             for queue, batch in sent:
                 self._failed(queue, batch, failure, now_s)
             self._want_metadata()
-        elif (reply := future.result()) is None:
+        elif reply is None:
             for queue, batch in sent:
                 self._succeeded(queue, batch, NO_OFFSET, -1)
         else:
@@ -521,3 +543,8 @@ class Sender:
             self._metadata_failures += 1
         self.wake()
         await asyncio.sleep(self._cluster.backoff.wait_ms(max(1, self._metadata_failures)) / 1000)
+
+
+def _drained(heard: Heard, drained: "asyncio.Future[None]") -> None:
+    if not drained.cancelled():
+        heard(None, drained.exception())
