@@ -159,3 +159,18 @@ def test_what_is_fetched_ahead_is_bounded() -> None:
             assert held_max <= 2_000 + 4 * 600
 
     run_virtual(scenario())
+
+
+def test_short_polls_that_find_nothing_say_after_a_while_what_is_missing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        async with consumer_of(ScriptedCluster()) as consumer:
+            consumer.assign([TopicPartition("nothing-of-that-name", 0)])
+            for _ in range(25):
+                assert await consumer.poll(timeout_ms=1_000) == []
+
+    run_virtual(scenario())
+    said = [record.message for record in caplog.records if "waits for" in record.message]
+    assert len(said) == 2
+    assert said[0].startswith("the consumer waits for topic 'nothing-of-that-name' to be created")

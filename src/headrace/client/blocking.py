@@ -3,8 +3,8 @@
 Owns a thread with an event loop for every client, on which the asynchronous twin runs, and the crossing between it and
 the caller's thread. Invariants: results and errors are those of the twin; a wait can be interrupted (Ctrl-C), which
 cancels the call and leaves the client usable; after `close` the thread is gone. A producer may be used by several
-threads, a consumer by one at a time. Compiled, `send` appends in the caller's thread and crosses over only once a
-batch; interpreted, it crosses over for every record. The public names are in `headrace.blocking`.
+threads, a consumer by one at a time. Compiled, `send` appends in the caller's thread and rings over there once a batch,
+without waiting; interpreted, it crosses over and back for every record. The public names are in `headrace.blocking`.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ class Portal:
         loop = self._loop
         if loop is None or not loop.is_running():
             work.close()
-            raise Closed("the client is closed")
+            raise Closed("the client is closed", "make another one")
         if threading.current_thread() is self._thread:
             work.close()
             raise ClientError(

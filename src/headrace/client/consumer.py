@@ -96,7 +96,7 @@ class Consumer(Reading):
         self._processor: Processor | None = None
         self._group: Group | None = None
         self._attended_s = 0.0
-        self._warned_s = 0.0
+        self._stuck_s: float | None = None  # when to say what is missing; None while records come
         if self.config.group_id is not None:
             from headrace.client import group  # by far the larger half of a consumer
 
@@ -265,7 +265,7 @@ class Consumer(Reading):
 
     async def _poll_until(self, deadline_s: float, count_max: int) -> list[ConsumerRecord]:
         loop = asyncio.get_running_loop()
-        stuck_s = loop.time() + STUCK_AFTER_S
+        stuck_s = self._stuck_s or loop.time() + STUCK_AFTER_S
         self._need_something_to_read()
         while True:
             self._fetcher.nudge()
@@ -275,9 +275,10 @@ class Consumer(Reading):
                 now_s = max(now_s, loop.time())
             records = self._fetcher.take(count_max)
             if not records and now_s >= stuck_s:
-                self._warn_when_stuck(now_s)
+                self._warn_when_stuck()
                 stuck_s = now_s + STUCK_AFTER_S
             if records or now_s >= deadline_s:
+                self._stuck_s = None if records else stuck_s
                 return records
 
     async def _attend(self) -> None:
@@ -328,10 +329,9 @@ class Consumer(Reading):
     def _last_error(self) -> str:
         return f" (the last error: {self.cluster.last_error})" if self.cluster.last_error is not None else ""
 
-    def _warn_when_stuck(self, now_s: float) -> None:
+    def _warn_when_stuck(self) -> None:
         reason = self.waits_for
-        if reason and now_s - self._warned_s >= STUCK_AFTER_S:
-            self._warned_s = now_s
+        if reason:
             _log.warning(
                 f"the consumer waits for {reason}", extra={"fields": {"group": self.config.group_id}}
             )

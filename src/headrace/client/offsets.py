@@ -79,7 +79,8 @@ def missing_partition(cluster: Cluster, partition: TopicPartition) -> KafkaError
         return ClientError(
             f"topic {partition.topic!r} has {len(topic.partitions)} partitions, so there is no partition "
             f"{partition.partition}",
-            code=ErrorCode.INVALID_PARTITIONS,
+            f"use 0 to {len(topic.partitions) - 1}",
+            ErrorCode.INVALID_PARTITIONS,
         )
     return KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader")
 

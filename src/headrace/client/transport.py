@@ -205,8 +205,7 @@ def socket_connector(
             ) from None
         except OSError as error:
             raise Disconnected(
-                f"cannot connect to {host}:{port}: {_reason(error)}",
-                "is the broker running? 'headrace serve' starts one; -b names another address",
+                f"cannot connect to {host}:{port}: {_reason(error)}", _next_step(error)
             ) from None
         sock = transport.get_extra_info("socket")
         if sock is not None:
@@ -220,6 +219,12 @@ def socket_connector(
         return stream
 
     return connect
+
+
+def _next_step(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return "check bootstrap.servers (-b on the command line), and the names that brokers advertise"
+    return "is the broker running? 'headrace serve' starts one; bootstrap.servers (-b) names another address"
 
 
 def _reason(error: OSError) -> str:
