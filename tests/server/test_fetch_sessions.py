@@ -57,6 +57,14 @@ def test_a_final_epoch_ends_the_session():
     assert len(table) == 0
 
 
+def test_a_session_ends_with_its_last_partition():
+    table = sessions()
+    table.open(fetch(partitions=[0, 1]), False, 0)
+    assert table.open(fetch(10, 1, forget=[0]), False, 0) is not None
+    assert table.open(fetch(10, 2, forget=[1]), False, 0) is None
+    assert len(table) == 0
+
+
 def test_a_full_table_gives_no_session_until_one_is_old():
     table = sessions(slots=1)
     assert table.open(fetch(partitions=[0]), False, 0) is not None

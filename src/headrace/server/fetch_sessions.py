@@ -3,7 +3,8 @@
 Pure: ids and the time are given. A session is a list of partitions with what was last sent of each; a reply holds
 only those with records, an error or changed offsets. Partitions that were served go to the end of the list, so that a
 small `max_bytes` cannot starve the others. At most `slots` sessions are kept: a new one takes the place of one that
-has not been used for EVICTION_MS, of nobody else's.
+has not been used for EVICTION_MS, of nobody else's. One whose last partition was forgotten ends, as in Kafka, and the
+reply says so with session 0.
 """
 
 from collections import OrderedDict
@@ -108,6 +109,9 @@ class FetchSessions:
         if session.uses_ids != uses_ids:
             raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
         session.update(request)
+        if not session.partitions:
+            del self._sessions[session.id]
+            return None
         session.epoch = 1 if session.epoch == EPOCH_MAX else session.epoch + 1
         session.used_ms = now_ms
         self._sessions.move_to_end(session.id)
