@@ -111,7 +111,8 @@ class ArrowWriter:
         """Connect and ask what writing to a topic takes, while there are no rows yet. What fails shows in sending."""
         with suppress(KafkaError):
             self.cluster.track(topic)
-            if topic not in self.cluster.topics or self.cluster.stale:
+            now_s = asyncio.get_running_loop().time()
+            if topic not in self.cluster.topics or self.cluster.stale(now_s):
                 await self.cluster.refresh()
             if self._transactional_id is None:
                 await self._begin()
