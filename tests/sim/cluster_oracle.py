@@ -95,16 +95,18 @@ class ClusterOracle:
         if self.newest is not None:
             self._excuse(self.newest)
 
+    def is_last(self, node_id: int) -> bool:
+        """Whether a machine is the last in sync of anything, by the newest image: if it fails, the run is excused."""
+        return self.newest is not None and _is_last(node_id, self.newest)
+
     def _excuse(self, image: ClusterImage) -> None:
-        if self.damaged is not None and any(
-            p.isr == (self.damaged,) for t in image.topics.values() for p in t.partitions
-        ):
+        if self.damaged is not None and _is_last(self.damaged, image):
             raise Excused
         for node_id, epoch in list(self.powerless.items()):
             broker = image.brokers.get(node_id)
             if broker is None or broker.epoch != epoch:
                 del self.powerless[node_id]
-            if any(p.isr == (node_id,) for t in image.topics.values() for p in t.partitions):
+            if _is_last(node_id, image):
                 raise Excused
 
     @property
@@ -178,6 +180,10 @@ def changes(old: ClusterImage | None, new: ClusterImage) -> Iterator[str]:
             yield f"broker {node} epoch {broker.epoch} {state}"
     if old is not None and old.configs != new.configs:
         yield f"{new.configs}"
+
+
+def _is_last(node_id: int, image: ClusterImage) -> bool:
+    return any(p.isr == (node_id,) for t in image.topics.values() for p in t.partitions)
 
 
 def _difference(one: ClusterImage, other: ClusterImage) -> str:

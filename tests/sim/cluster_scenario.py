@@ -167,7 +167,9 @@ class ClusterScenario:
         return process
 
     def _may_lose_power(self, node: int) -> bool:
-        return self.durability == "flushed" or (self.durability == "one loses power" and node == self.victim)
+        if self.durability == "flushed":
+            return True
+        return self.durability == "one loses power" and node == self.victim and not self.oracle.is_last(node)
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
@@ -510,7 +512,7 @@ class ClusterScenario:
 
     def _flip(self) -> None:
         """Damage a byte of a batch that its CRC covers, always on one machine, where others never lost power."""
-        if self.durability != "killed":
+        if self.durability != "killed" or self.oracle.is_last(self.victim):
             return
         fs, index = self.disks[self.victim], self.random.randrange(self.partitions)
         directory = f"{TOPIC}-{index}"
