@@ -7,6 +7,7 @@ Invariant: nothing here depends on anything but the kernel. Used by `cluster_nod
 """
 
 import asyncio
+import inspect
 from asyncio.events import _get_running_loop, _set_running_loop
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from headrace.storage.log import PartitionLog
 from tests.sim.kernel import MS, Machine
 
 SECOND = 1_000 * MS
+COROUTINES_KEPT = 100
 WALL_MS = 1_700_000_000_000  # when the simulated world begins
 
 
@@ -68,6 +70,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.kernel = machine.kernel
         self._life = machine.life
         self._ready: deque[SimHandle] = deque()
+        self._coroutines: list[Any] = []
         self._turning = False
         self._owner = owner
         self._oracle = owner.oracle
@@ -140,7 +143,21 @@ class SimLoop(asyncio.AbstractEventLoop):
         return asyncio.Future(loop=self)
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> "asyncio.Task[Any]":
-        return asyncio.Task(coro, loop=self)
+        task = asyncio.Task(coro, loop=self)
+        if self.alive:
+            if len(self._coroutines) > COROUTINES_KEPT:
+                self._coroutines = [each for each in self._coroutines if _is_to_begin(each)]
+            self._coroutines.append(coro)
+        else:
+            coro.close()
+        return task
+
+    def ended(self) -> None:
+        """The life is over: what it did not come to begin will never be awaited, and nobody is to be warned of it."""
+        for coro in self._coroutines:
+            if _is_to_begin(coro):
+                coro.close()
+        self._coroutines.clear()
 
     def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
         """Connections of the simulator deliver by themselves."""
@@ -169,6 +186,10 @@ class SimLoop(asyncio.AbstractEventLoop):
 
 def _nothing() -> None:
     pass
+
+
+def _is_to_begin(coro: Any) -> bool:
+    return inspect.getcoroutinestate(coro) == inspect.CORO_CREATED
 
 
 class SimClock:

@@ -184,6 +184,7 @@ class ClusterNode:
         return None if self.process is None else self.process._broker
 
     def crashed(self, power_lost: bool) -> None:
+        self.loop.ended()
         self.net.died(self.machine.id, power_lost)
         self.fs.is_cut = False
         self.fs.heal()

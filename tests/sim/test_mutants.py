@@ -16,9 +16,9 @@ OTHER_CLUSTER_SEEDS, OTHER_RAFT_SEEDS = 400, 600
 
 FOUND_IN_CLUSTERS = {
     "acknowledge-before-the-isr-has-it": 1,
-    "an-idle-follower-is-not-looked-at-again": 11,
-    "answer-a-coordinator-s-write-before-it-is-replicated": 171,
-    "begin-anew-without-ending-what-is-open": 43,
+    "an-idle-follower-is-not-looked-at-again": 4,
+    "answer-a-coordinator-s-write-before-it-is-replicated": 109,
+    "begin-anew-without-ending-what-is-open": 52,
     "coordinate-before-the-log-is-loaded": 235,
     "count-what-is-not-flushed": 26,
     "do-not-wait-for-replicas-that-were-proposed": 149,
