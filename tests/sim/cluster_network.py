@@ -347,12 +347,10 @@ class _LinkEnd:
 class SimListener:
     """The listener of a simulated machine: the real sessions, over connections of this network."""
 
-    def __init__(
-        self, loop: SimLoop, clock: Any, limits: Any, route: Any, authorizer: Any, quotas: Any
-    ) -> None:
+    def __init__(self, loop: SimLoop, clock: Any, limits: Any, authorizer: Any, quotas: Any) -> None:
         self.limits = limits
         self._loop = loop
-        self._route = route
+        self._route: Any = None
         self._authorizer = authorizer
         self._quotas = quotas
         self._net: ClusterNetwork = loop.machine.network  # type: ignore[assignment]
@@ -361,7 +359,8 @@ class SimListener:
     def bind(self, host: str, port: int) -> int:
         return port
 
-    def start(self) -> None:
+    def start(self, route: Any) -> None:
+        self._route = route
         self._net.listeners[self._loop.machine.id] = self
 
     def accept(self, connection: Connection) -> None:
