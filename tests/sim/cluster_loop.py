@@ -149,14 +149,13 @@ class SimLoop(asyncio.AbstractEventLoop):
                 self._coroutines = [each for each in self._coroutines if _is_to_begin(each)]
             self._coroutines.append(coro)
         else:
-            coro.close()
+            _close(coro)
         return task
 
     def ended(self) -> None:
         """The life is over: what it did not come to begin will never be awaited, and nobody is to be warned of it."""
         for coro in self._coroutines:
-            if _is_to_begin(coro):
-                coro.close()
+            _close(coro)
         self._coroutines.clear()
 
     def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
@@ -190,6 +189,15 @@ def _nothing() -> None:
 
 def _is_to_begin(coro: Any) -> bool:
     return inspect.getcoroutinestate(coro) == inspect.CORO_CREATED
+
+
+def _close(coro: Any) -> None:
+    """Close a coroutine that has not begun, and with it those that it was given to await."""
+    if _is_to_begin(coro):
+        for given in coro.cr_frame.f_locals.values():
+            if inspect.iscoroutine(given):
+                _close(given)
+        coro.close()
 
 
 class SimClock:

@@ -31,19 +31,20 @@ def test_a_seed_always_gives_the_same_run() -> None:
 
 
 def test_what_a_machine_did_not_live_to_begin_is_closed() -> None:
-    async def work() -> None:
+    async def work(given: object = None) -> None:
         await asyncio.get_running_loop().create_future()
 
     kernel = Kernel(1)
     owner = SimpleNamespace(oracle=SimpleNamespace(failure=None), fs=SimpleNamespace(is_cut=False))
     machine = Machine(kernel, Network(kernel), 1, lambda machine: None)  # type: ignore[arg-type, return-value]
     loop = SimLoop(machine, owner)
-    begun, waiting, late = work(), work(), work()
+    given = work()
+    begun, waiting, late = work(), work(given), work()
     loop.create_task(begun)
     kernel.run(1)
     loop.create_task(waiting)
     loop.ended()
     machine.life += 1
     loop.create_task(late)
-    states = [inspect.getcoroutinestate(each) for each in (begun, waiting, late)]
-    assert states == [inspect.CORO_SUSPENDED, inspect.CORO_CLOSED, inspect.CORO_CLOSED]
+    states = [inspect.getcoroutinestate(each) for each in (begun, waiting, given, late)]
+    assert states == [inspect.CORO_SUSPENDED, *[inspect.CORO_CLOSED] * 3]
