@@ -39,9 +39,11 @@ def spark_allowed() -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(spark_allowed: None) -> Iterator[Any]:
+def spark(spark_allowed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The one session of this process."""
     from pyspark.sql import SparkSession
+
+    from tests.pipeline.spark_home import spark_home
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2,3]").appName("headrace tests")
@@ -50,7 +52,9 @@ def spark(spark_allowed: None) -> Iterator[Any]:
     jars = os.environ.get("HEADRACE_SPARK_KAFKA_JARS")
     if jars:
         builder = builder.config("spark.jars", jars)
-    session = builder.getOrCreate()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_HOME", str(spark_home(tmp_path_factory.mktemp("spark"))))
+        session = builder.getOrCreate()
     yield session
     session.stop()
 

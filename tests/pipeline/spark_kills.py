@@ -2,9 +2,11 @@
 
     .venv/bin/python -m tests.pipeline.spark_kills --steps 23 --random 100 --seed 7
 
-One history: each driver goes on from the checkpoint of the one before, over new rows. Every other time Spark's note
-that the last batch was committed is removed, so that a batch that was written is replayed. At the end a reader of
-committed records must have seen every row once. `make chaosspark` runs it; `make testspark` a few kills of it.
+A driver runs a few queries side by side, because its start is what costs; each has topics and a checkpoint of its own,
+and its own history: each driver goes on from the checkpoints of the one before, over new rows. Every other time Spark's
+note that a query's last batch was committed is removed, so that a batch that was written is replayed. A kill counts
+once for every query that had not ended. At the end a reader of committed records must have seen every row once.
+`make chaosspark` runs it; `make testspark` a few kills of it.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +30,7 @@ import pyarrow as pa
 
 from headrace.client.arrow_write import ArrowWriter
 from headrace.testing import Broker
+from tests.pipeline.spark_home import spark_home
 from tests.pipeline.spark_like import committed_values
 from tests.pipeline.stepping import KILL, Job
 
@@ -34,7 +38,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = 2
 ROWS_A_RUN = 60
 RUN_TIMEOUT_S = 240.0
-RANDOM_DELAY_S_MAX = 4.0
+BROKER_START_S = 120.0
+FINISH_ATTEMPTS_MAX = 5
+WINDOW_GROWTH = 1.05
+LOG_CHARACTERS = 6000
+MASTER = "local[4,3]"  # so many tasks at once, so many attempts of each
+EXCUSES = ("Disconnected", "RequestTimedOut", "Python worker failed to connect back")
 
 
 @dataclass
@@ -75,20 +84,15 @@ class History:
         asyncio.run(write())
 
     def start(self, job: Job) -> "subprocess.Popen[str]":
-        """A driver in a process of its own."""
+        """A driver of this query alone."""
+        path = self.saved(job)
+        return start_driver([path], self.folder / f"{self.name}-log-{self.runs}")
+
+    def saved(self, job: Job) -> Path:
+        """The file of a job that is about to run."""
         path = job.save(self.folder / f"{self.name}-job-{self.runs}.json")
         self.runs += 1
-        log = (self.folder / f"{self.name}-log-{self.runs}").open("w")
-        with log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "tests.pipeline.stepping", str(path)],
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-            )
+        return path
 
     def log(self) -> str:
         return (self.folder / f"{self.name}-log-{self.runs}").read_text()[-6000:]
@@ -147,16 +151,143 @@ class History:
     def account(self) -> tuple[int, int]:
         """Finish, and count rows that are lost and doubled."""
         self.run(self.job())
+        return self.count()
+
+    def count(self) -> tuple[int, int]:
+        """Rows that are lost and doubled, as a reader of committed records sees it."""
         found = Counter(asyncio.run(committed_values(self.broker.bootstrap, f"{self.name}-out", PARTITIONS)))
         lost = sum(b"%d" % n not in found for n in range(self.rows))
         return lost, found.total() - len(found)
+
+
+def start_driver(jobs: Sequence[Path], log: Path) -> "subprocess.Popen[str]":
+    """A driver in a process of its own."""
+    home = {"SPARK_HOME": str(spark_home(log.parent)), "SPARK_LOCAL_IP": "127.0.0.1"}
+    with log.open("w") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.pipeline.stepping", *map(str, jobs)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **home},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
 
 
 def end(process: "subprocess.Popen[str]") -> None:
     """Kill a driver with its JVM; the Python workers, which are in groups of their own, find their sockets closed."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+@dataclass
+class Chaos:
+    """Drivers of several queries each, killed one after the other."""
+
+    broker: Broker
+    folder: Path
+    source: random.Random
+    histories: list[History]
+    name: str = "chaos"
+    drivers: int = 0
+    killed: int = 0
+    ended: int = 0  # drivers that came to their end before the kill
+    gave_up: int = (
+        0  # drivers that stopped because a broker stayed away, or a process of Spark did not start in time
+    )
+    forgotten: int = 0
+    at_steps: Counter[str] = field(default_factory=Counter)  # kills at a wanted step, by its name
+    at_random: Counter[str] = field(default_factory=Counter)  # other kills, by the last step before
+    window_s: float = 10.0
+
+    def kill_at_step(self, number: int) -> bool:
+        """Kill a driver when one of its queries is at a step; whether it came so far."""
+        victim = self.histories[self.drivers % len(self.histories)]
+        process, jobs = self._start(victim, number)
+        self._wait(process, RUN_TIMEOUT_S)
+        done = Path(f"{jobs[victim.name].notes}.done")
+        hit = process.returncode == -signal.SIGKILL and done.exists()
+        if hit:
+            self.at_steps[done.read_text()] += 1
+            self._count_kill(job for name, job in jobs.items() if name != victim.name)
+        return hit
+
+    def kill_at_random(self) -> int:
+        """Kill a driver at some moment after its queries were started; how many of them were cut off."""
+        process, jobs = self._start(None, 0)
+        started_s = time.monotonic()
+        if self._wait(process, self.source.uniform(0.0, self.window_s), must_end=False):
+            self.window_s = time.monotonic() - started_s
+            return 0
+        self.window_s *= WINDOW_GROWTH
+        end(process)
+        return self._count_kill(jobs.values())
+
+    def finish(self) -> tuple[int, int]:
+        """Let a driver come to its end, and count rows that are lost and doubled."""
+        for _ in range(FINISH_ATTEMPTS_MAX):
+            process, _ = self._start(None, 0, more_rows=False)
+            self._wait(process, RUN_TIMEOUT_S)
+            if process.returncode == 0:
+                counts = [history.count() for history in self.histories]
+                return sum(lost for lost, _ in counts), sum(doubled for _, doubled in counts)
+        raise AssertionError(f"no driver came to its end\n{self._log()}")
+
+    def _count_kill(self, jobs: Iterable[Job]) -> int:
+        self.killed += 1
+        cut = [job for job in jobs if not Path(f"{job.notes}.ended").exists()]
+        for job in cut:
+            notes = Path(job.notes)
+            steps = notes.read_text().splitlines() if notes.exists() else []
+            self.at_random[steps[-1] if steps else "before the first"] += 1
+        return len(cut)
+
+    def _start(
+        self, victim: History | None, step: int, *, more_rows: bool = True
+    ) -> tuple["subprocess.Popen[str]", dict[str, Job]]:
+        jobs, paths = {}, []
+        for history in self.histories:
+            if more_rows:
+                self.forgotten += (
+                    history.runs > 0 and self.source.random() < 0.5 and history.forget_last_commit()
+                )
+                history.add_rows()
+            plan: dict[str, object] = {"action": KILL, "at": step} if history is victim else {}
+            jobs[history.name] = history.job(master=MASTER, **plan)
+            paths.append(history.saved(jobs[history.name]))
+        self.drivers += 1
+        process = start_driver(paths, self.folder / f"{self.name}-log-{self.drivers}")
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process, jobs
+
+    def _wait(self, process: "subprocess.Popen[str]", timeout_s: float, *, must_end: bool = True) -> bool:
+        """Whether a driver has ended by then; one that failed must have had a reason."""
+        try:
+            process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            if must_end:
+                end(process)
+                raise AssertionError(f"a driver did not end in {timeout_s} s\n{self._log()}") from None
+            return False
+        if process.returncode == 0:
+            self.ended += 1
+        elif process.returncode != -signal.SIGKILL:
+            end(process)
+            if not any(word in self._log() for word in EXCUSES):
+                raise AssertionError(f"a driver failed with {process.returncode}\n{self._log()}")
+            self.gave_up += 1
+        return True
+
+    def _log(self) -> str:
+        """What a driver said, without where in Spark it was when it said so."""
+        text = (self.folder / f"{self.name}-log-{self.drivers}").read_text()
+        lines = [line for line in text.splitlines() if not line.startswith("\tat ")]
+        return "\n".join(lines)[-LOG_CHARACTERS:]
 
 
 class BrokerKiller:
@@ -184,41 +315,58 @@ class BrokerKiller:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=23, help="kill at each of the first so many steps")
-    parser.add_argument("--random", type=int, default=100, help="and at so many random moments")
+    parser.add_argument("--first", type=int, default=1, help="the first step to kill at")
+    parser.add_argument("--steps", type=int, default=23, help="and the last")
     parser.add_argument(
-        "--broker-every", type=float, default=20.0, help="kill the broker about every so many seconds"
+        "--random", type=int, default=100, help="and cut queries off at so many random moments"
+    )
+    parser.add_argument("--queries", type=int, default=4, help="how many queries a driver runs")
+    parser.add_argument(
+        "--broker-every", type=float, default=30.0, help="kill the broker about every so many seconds"
     )
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop and count after so long")
     parser.add_argument("--seed", type=int, default=7)
     arguments = parser.parse_args()
     source = random.Random(arguments.seed)
-    deadline_s = time.monotonic() + arguments.seconds
-    replays = missed = 0
-    with tempfile.TemporaryDirectory() as folder, Broker(data_dir=f"{folder}/data") as broker:
-        history = History(broker, Path(folder))
-        with BrokerKiller(broker, arguments.broker_every, source) as killer:
-            plan: list[int | None] = [*range(1, arguments.steps + 1), *[None] * arguments.random]
-            for step in plan:
-                if time.monotonic() > deadline_s:
-                    break
-                replays += source.random() < 0.5 and history.runs > 0 and history.forget_last_commit()
-                if step is not None:
-                    missed += not history.kill_at_step(step)
-                else:
-                    missed += not history.kill_after(source.uniform(0.0, RANDOM_DELAY_S_MAX))
+    began_s = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Broker(data_dir=f"{folder}/data", start_timeout_s=BROKER_START_S) as broker,
+    ):
+        histories = [History(broker, Path(folder), f"kills-{n}") for n in range(arguments.queries)]
+        chaos = Chaos(broker, Path(folder), source, histories)
+        missed: list[int] = []
+        with BrokerKiller(broker, arguments.broker_every, random.Random(arguments.seed)) as killer:
+
+            def report(what: str) -> bool:
+                """Show how far it is; whether there is time left."""
+                spent_s = time.monotonic() - began_s
                 print(
-                    f"{history.runs} drivers, {history.kills.total()} killed, {killer.kills} brokers",
+                    f"{spent_s:5.0f} s  {what}: {chaos.killed} of {chaos.drivers} drivers killed, "
+                    f"{chaos.at_steps.total()} at a step, {chaos.at_random.total()} queries cut off elsewhere, "
+                    f"{killer.kills} brokers killed, {chaos.forgotten} commits forgotten",
                     flush=True,
                 )
-        lost, doubled = history.account()
+                return spent_s < arguments.seconds
+
+            for step in range(arguments.first, arguments.steps + 1):
+                if not chaos.kill_at_step(step):
+                    missed.append(step)
+                if not report(f"step {step}"):
+                    break
+            while chaos.at_random.total() < arguments.random:
+                chaos.kill_at_random()
+                if not report("random"):
+                    break
+        lost, doubled = chaos.finish()
+        rows = sum(history.rows for history in histories)
+    print(f"at steps: {dict(chaos.at_steps)}; steps not reached: {missed}")
+    print(f"elsewhere, by the last step before: {dict(chaos.at_random)}")
     print(
-        f"kills by step: {dict(history.kills)}; ended before the kill: {missed}; forgotten commits: {replays}"
+        f"{chaos.drivers} drivers of {arguments.queries} queries: {chaos.killed} killed, {chaos.gave_up} gave up, "
+        f"{chaos.ended} ended; {killer.kills} brokers killed, {chaos.forgotten} commits forgotten"
     )
-    print(
-        f"{history.kills.total()} drivers and {killer.kills} brokers killed over {history.rows} rows: "
-        f"{lost} lost, {doubled} doubled"
-    )
+    print(f"{rows} rows: {lost} lost, {doubled} doubled")
     return 1 if lost or doubled else 0
 
 

@@ -1,7 +1,7 @@
 """A Spark job from topic to topic in a process of its own, whose sink can be killed or made to fail at a numbered step.
 
 `format("headrace-stepping")` is the ordinary sink with a note of every step it passes, in a file that all processes of
-the job append to; at the wanted one it does what the plan says. `python -m tests.pipeline.stepping JOB.json` is the
+the job append to; at the wanted one it does what the plan says. `python -m tests.pipeline.stepping JOB.json...` is the
 driver. Used by `spark_kills`.
 """
 
@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import MutableMapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from pyspark_headrace import DefaultSource
 KILL, FAIL = "kill", "fail"
 OPTION = "steps"
 WAIT_S = 120.0
+LOOK_EVERY_S = 0.1
+INITIALIZING = "Initializing"  # Spark's words
 
 
 class Planted(Exception):
@@ -135,15 +138,14 @@ def _first(marker: Path) -> bool:
 def session(job: Job) -> Any:
     from pyspark.sql import SparkSession
 
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(job.master).appName("stepping")
     settings = {
         "spark.ui.enabled": "false",
         "spark.log.level": "ERROR",
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         **dict(job.config),
     }
     for name, value in settings.items():
@@ -151,13 +153,15 @@ def session(job: Job) -> Any:
     return builder.getOrCreate()
 
 
-def main() -> None:
+def load(path: str) -> Job:
+    read = json.loads(Path(path).read_text())
+    return Job(**{**read, "config": tuple((n, v) for n, v in read["config"])})
+
+
+def start(spark: Any, job: Job) -> Any:
+    """The query of a job, running."""
     from pyspark.sql import functions as F
 
-    read = json.loads(Path(sys.argv[1]).read_text())
-    job = Job(**{**read, "config": tuple((n, v) for n, v in read["config"])})
-    spark = session(job)
-    spark.dataSource.register(SteppingSource)
     victims = (os.getpid(), spark.sparkContext._gateway.proc.pid)
     plan = Plan(job.notes, job.action, job.at, job.name, victims)
     base = {"kafka.bootstrap.servers": job.bootstrap}
@@ -180,9 +184,31 @@ def main() -> None:
     writer = rows.writeStream.format("headrace-stepping").options(
         **base, topic=job.sink, checkpointLocation=job.checkpoint, steps=json.dumps(asdict(plan))
     )
-    query = (writer if job.until_stopped else writer.trigger(availableNow=True)).start()
+    return (writer if job.until_stopped else writer.trigger(availableNow=True)).start()
+
+
+def main() -> None:
+    """Run the queries of all jobs that are named, side by side in one driver."""
+    jobs = [load(path) for path in sys.argv[1:]]
+    spark = session(jobs[0])
+    spark.dataSource.register(SteppingSource)
+    open_ones = {}
+    for job in jobs:
+        query = open_ones[job] = start(spark, job)
+        # One by one: Spark gives the process of a source ten seconds to start, which several at once may not make.
+        while len(jobs) > 1 and query.isActive and query.status["message"].startswith(INITIALIZING):
+            time.sleep(LOOK_EVERY_S)
     print("started", flush=True)
-    query.awaitTermination()
+    try:
+        while open_ones:
+            for job, query in list(open_ones.items()):
+                if query.awaitTermination(LOOK_EVERY_S):  # raises when it failed
+                    Path(f"{job.notes}.ended").touch()
+                    del open_ones[job]
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # before the other queries fill the log with what a session that stops does to them
     spark.stop()
 
 

@@ -151,3 +151,9 @@ def test_a_failed_query_is_told_in_two_lines() -> None:
     assert failure("[TABLE_NOT_FOUND] no table x. SQLSTATE: 42P01\nJVM stacktrace:\na.B: c") == (
         "[TABLE_NOT_FOUND] no table x."
     )
+    assert "too busy" in failure(
+        "[STREAM_FAILED] Query terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
+    )
+    text = "Failed to initialize writer: Traceback (most recent call last):\n"
+    text += "_pickle.PicklingError: Could not serialize object: Disconnected: cannot connect to 127.0.0.1:1\n"
+    assert failure(text).splitlines()[1] == "  Disconnected: cannot connect to 127.0.0.1:1"
