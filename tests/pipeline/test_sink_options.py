@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 from headrace.base.errors import KafkaError
+from headrace.testing import Broker
 from headrace.testing.ports import free_ports
 
 pytest.importorskip("pyspark")
@@ -70,3 +71,15 @@ def test_a_broker_that_cannot_be_reached_is_named_on_the_driver_before_tasks_are
     )
     with pytest.raises(KafkaError, match=str(port)):
         pickle.dumps(writer)
+
+
+def test_a_topic_that_cannot_be_created_is_named_on_the_driver_before_tasks_are_sent() -> None:
+    with Broker(settings={"auto.create.topics.enable": False}) as broker:
+        options = {"kafka.bootstrap.servers": broker.bootstrap, "topic": "nowhere"}
+        writer = StreamWriter(
+            parse_sink_options(options, streaming=True), StructType([StructField("value", StringType())])
+        )
+        with pytest.raises(KafkaError, match="nowhere"):
+            pickle.dumps(writer)
+        broker.create_topic("nowhere")
+        assert pickle.loads(pickle.dumps(writer))

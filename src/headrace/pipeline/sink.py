@@ -16,11 +16,14 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from headrace.base.errors import ErrorCode
 from headrace.client.arrow_txn import Coordination
 from headrace.client.arrow_write import TRANSACTION_TIMEOUT_MS
 from headrace.client.cluster import Cluster
 from headrace.client.config import producer_config
+from headrace.client.offsets import missing_partition
 from headrace.client.retry import with_retries
+from headrace.client.topics import TopicPartition
 from headrace.pipeline import kept
 from headrace.pipeline.committer import Committer
 from headrace.pipeline.ledger import Entry, Ledger
@@ -30,6 +33,7 @@ from headrace.pipeline.sink_task import SinkTask, TaskIdentity
 IDS_PER_SLOT = 16
 CLUSTERS_REACHED_MAX = 16
 FIRST_CONTACT_TIMEOUT_MS = 10_000
+UNKNOWN_TOPIC_TIMEOUT_MS = 3_000
 LEDGER_TOPIC_DEFAULT = "__consumer_offsets"
 
 # The names under which Spark tells a task what it is part of.
@@ -125,17 +129,24 @@ class Written(WriterCommitMessage):
 
 
 @lru_cache(maxsize=CLUSTERS_REACHED_MAX)
-def check_reachable(producer: tuple[tuple[str, str], ...]) -> None:
-    """Are the brokers there? Asked once in a process. Raises KafkaError, which is not remembered."""
+def check_reachable(producer: tuple[tuple[str, str], ...], topic: str | None) -> None:
+    """Are the brokers there, and the topic? Asked once in a process. Raises KafkaError, which is not remembered."""
 
     async def ask() -> None:
         config = producer_config(dict(producer))
         cluster = Cluster(config)
         cluster.first_contact_timeout_ms = FIRST_CONTACT_TIMEOUT_MS
         try:
-            await with_retries(cluster, config.max_block_ms, lambda: cluster.describe([]))
+            await with_retries(cluster, config.max_block_ms, lambda: look(cluster), UNKNOWN_TOPIC_TIMEOUT_MS)
         finally:
             await cluster.close()
+
+    async def look(cluster: Cluster) -> None:
+        if topic is not None:
+            cluster.track(topic)
+        await cluster.refresh(create=True)
+        if topic is not None and cluster.topics[topic].error is not ErrorCode.NONE:
+            raise missing_partition(cluster, TopicPartition(topic, 0))
 
     asyncio.run(ask())
 
@@ -150,9 +161,9 @@ class _Writer:
         self._job = job  # stands for the query where there is none: a batch write
 
     def __getstate__(self) -> dict[str, Any]:
-        # Spark sends the writer from the driver to its tasks: the last moment to say that there is no broker. Tasks,
-        # and the commit after them, wait for one that is restarting.
-        check_reachable(tuple(sorted(self._options.producer.items())))
+        # Spark sends the writer from the driver to its tasks: the last moment to say that there is no broker, or
+        # no topic. Tasks, and the commit after them, wait for a broker that is restarting.
+        check_reachable(tuple(sorted(self._options.producer.items())), self._options.topic)
         return dict(self.__dict__)
 
     def step(self, name: str) -> None:
