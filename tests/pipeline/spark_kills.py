@@ -40,6 +40,7 @@ ROWS_A_RUN = 60
 RUN_TIMEOUT_S = 240.0
 BROKER_START_S = 120.0
 FINISH_ATTEMPTS_MAX = 5
+FINISH_TIMEOUT_S = 900.0  # what the killed ones left undone is done by one driver
 WINDOW_GROWTH = 1.05
 LOG_CHARACTERS = 6000
 MASTER = "local[4,3]"  # so many tasks at once, so many attempts of each
@@ -231,7 +232,7 @@ class Chaos:
         """Let a driver come to its end, and count rows that are lost and doubled."""
         for _ in range(FINISH_ATTEMPTS_MAX):
             process, _ = self._start(None, 0, more_rows=False)
-            self._wait(process, RUN_TIMEOUT_S)
+            self._wait(process, FINISH_TIMEOUT_S)
             if process.returncode == 0:
                 counts = [history.count() for history in self.histories]
                 return sum(lost for lost, _ in counts), sum(doubled for _, doubled in counts)
