@@ -63,8 +63,10 @@ class Confluent(Member):
     timing: ClassVar[dict[str, Any]] = {"session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": 300}
 
     def consume(self) -> None:
-        from confluent_kafka import Consumer, KafkaException
+        from confluent_kafka import Consumer, KafkaError, KafkaException
 
+        # The client tells of these where it asked a broker that just ceased to coordinate, looks for the next, and goes on.
+        moving = {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE}
         consumer = Consumer(
             {
                 **QUIET,
@@ -82,9 +84,9 @@ class Confluent(Member):
                 self.held = {each.partition for each in consumer.assignment()}
                 if message is None:
                     continue
-                if message.error():
-                    if not message.error().retriable():
-                        raise KafkaException(message.error())
+                if error := message.error():
+                    if not error.retriable() and error.code() not in moving:
+                        raise KafkaException(error)
                     continue
                 self.seen.append((message.partition(), message.offset()))
                 self.handled(consumer, message)

@@ -173,7 +173,8 @@ def test_a_node_comes_to_vote_and_another_ceases_to() -> None:
         assert await add() == ErrorCode.DUPLICATE_VOTER
         leader = await cluster.active()
         reply = await asked.ask(Api.REMOVE_RAFT_VOTER, 0, {"cluster_id": None, "voter_id": leader.id})
-        assert reply.error_code == 0
+        # A leader that was replaced before it knew the change committed has it asked for again, of its heir.
+        assert reply.error_code in (ErrorCode.NONE, ErrorCode.VOTER_NOT_FOUND)
         await until(lambda: not leader.is_active, "for another controller")
         topic = {"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}
         told = (await asked.ask(Api.DESCRIBE_QUORUM, 2, {"topics": [topic]})).topics[0].partitions[0]
