@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -222,6 +223,28 @@ def test_transactions_lost_after_the_decision_are_written_again_or_refused(
         else:
             with pytest.raises(HalfWritten, match="other rows"):
                 await query.run_batch(0, [[b"x"], [b"y"]])
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("at", ["task: rows sent", "task: prepared"])
+def test_an_attempt_that_fails_leaves_nothing_open_that_readers_would_wait_for(
+    broker: Broker, at: str
+) -> None:
+    topic = f"fails-{at[6:].replace(' ', '-')}"
+    broker.create_topic(topic, 1)
+
+    def fail(name: str) -> None:
+        if name == at:
+            raise RuntimeError(at)
+
+    async def story() -> None:
+        query = Query(broker.bootstrap, topic)
+        failing = replace(query, step=fail)
+        with pytest.raises(RuntimeError):
+            await failing.prepare(0, 0, [b"a"], "0.0")
+        await query.commit(0, [await query.prepare(0, 0, [b"a"], "1.1")])
+        assert await committed_values(broker.bootstrap, topic, 1) == [b"a"]
 
     asyncio.run(story())
 

@@ -12,11 +12,13 @@ writer inside a Spark task; tests call it without Spark.
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from headrace.base.errors import KafkaError
 from headrace.client.arrow_txn import Coordination
 from headrace.client.arrow_write import ArrowWriter
 from headrace.pipeline.committer import ends, recover
@@ -30,6 +32,8 @@ from headrace.pipeline.ledger import (
     no_step,
 )
 from headrace.pipeline.options import OptionError
+
+ABORT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,14 @@ class SinkTask:
             await writer.flush()
             self.step("task: prepared")
             return Entry(who.slot, writer.prepared, writer.rows_written, writer.digest)
+        except Exception:
+            if writer.prepared.producer_id >= 0:
+                # The driver will not hear of it, and readers of committed records would wait for it until it times out.
+                # Taking its id anew aborts it, and fences what may still be on its way.
+                with suppress(KafkaError, TimeoutError):
+                    async with asyncio.timeout(ABORT_TIMEOUT_S):
+                        await writer.coordination.init(who.transactional_id, self.transaction_timeout_ms)
+            raise
         finally:
             await writer.close()
 
