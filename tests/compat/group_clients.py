@@ -65,7 +65,7 @@ class Confluent(Member):
     def consume(self) -> None:
         from confluent_kafka import Consumer, KafkaError, KafkaException
 
-        # The client tells of these where it asked a broker that just ceased to coordinate, looks for the next, and goes on.
+        # The client tells of these where it asked a broker that just ceased to coordinate, finds the next, and goes on.
         moving = {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE}
         consumer = Consumer(
             {
