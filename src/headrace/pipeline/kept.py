@@ -64,9 +64,8 @@ def run(config: Mapping[str, str], work: Callable[[Coordination], Awaitable[T]])
     client = kept
 
     async def worked() -> T:
-        await asyncio.sleep(
-            0
-        )  # a connection that was closed meanwhile is found to be so here, not by a request
+        # A connection that was closed meanwhile is found to be so in these turns of the loop, not by a request.
+        await asyncio.sleep(0)
         await asyncio.sleep(0)
         return await work(client.calls)
 

@@ -82,9 +82,8 @@ class SinkTask:
             transaction_timeout_ms=self.transaction_timeout_ms,
             coordination=self.calls,
         )
-        writer.cluster.first_contact_timeout_ms = (
-            writer.config.max_block_ms
-        )  # the driver has reached the brokers
+        # The driver has reached the brokers: one that does not answer now is restarting.
+        writer.cluster.first_contact_timeout_ms = writer.config.max_block_ms
         try:
             ledger = Ledger(
                 writer.coordination, who.sink, self.ledger_topic, self.transaction_timeout_ms, self.step
