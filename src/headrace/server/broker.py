@@ -29,6 +29,7 @@ from headrace.server.member import Member
 from headrace.server.metadata import MetadataStore
 from headrace.server.peers import Peers
 from headrace.server.producer_ids import ProducerIds
+from headrace.server.session import Session
 from headrace.storage.flusher import Flusher
 from headrace.storage.log import PartitionLog
 from headrace.storage.manager import LogManager, Wanted
@@ -79,6 +80,7 @@ class Broker:
         """Called when settings changed while running, for parts that handlers do not see."""
         self._ticker: Timer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unflushed: dict[Session, None] = {}
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -238,6 +240,17 @@ class Broker:
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Call back on the loop in its next turn."""
         self._loop.call_soon(callback)
+
+    def flush_later(self, session: Session) -> None:
+        """Have a session send what it was answered, once, when this turn's answers are all given."""
+        if not self._unflushed:
+            self._loop.call_soon(self._flush_sessions)
+        self._unflushed[session] = None
+
+    def _flush_sessions(self) -> None:
+        sessions, self._unflushed = self._unflushed, {}
+        for session in sessions:
+            session.flush()
 
     def call_later(self, delay_ms: float, callback: Callable[[], None]) -> Timer:
         """Call back on the loop after a while, unless the timer is cancelled."""

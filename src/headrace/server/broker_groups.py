@@ -21,7 +21,6 @@ from headrace.coordinators.membership import JoinRequest
 from headrace.coordinators.records import OffsetValue
 from headrace.coordinators.runtime import CoordinatorRuntime, Shard
 from headrace.server.broker_coordinators import BrokerWorld, Later, ask
-from headrace.server.session import Session
 from headrace.storage.markers import EndTransactionMarker
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ class GroupCoordinator:
 
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
-        self._unflushed: dict[Session, None] = {}
         world = BrokerWorld(
             broker,
             CONSUMER_OFFSETS_TOPIC,
@@ -166,17 +164,6 @@ class GroupCoordinator:
         error = shard.machine.commit_one(who, topic, index, offset, leader_epoch, then, now_ms, out)
         shard.carry_out(out)
         return error
-
-    def flush_later(self, session: Session) -> None:
-        """Have a session send what it was answered, once, when this turn's answers are all given."""
-        if not self._unflushed:
-            self._broker.call_soon(self._flush)
-        self._unflushed[session] = None
-
-    def _flush(self) -> None:
-        sessions, self._unflushed = self._unflushed, {}
-        for session in sessions:
-            session.flush()
 
     def commit(self, who: Committer, commits: Sequence[Commit]) -> Later[CommitResult]:
         def step(

@@ -23,7 +23,6 @@ from headrace.coordinators.group_states import append_error
 from headrace.coordinators.records import OffsetValue
 from headrace.security.authorizer import Operation, ResourceType
 from headrace.server.broker import Broker
-from headrace.server.broker_groups import GroupCoordinator
 from headrace.server.context import RequestContext
 from headrace.server.router import Body, DirectHandler, Handler
 from headrace.server.session import Exchange
@@ -79,7 +78,7 @@ def _commit_one(
     who, key, index = known
     context, image = exchange.context, broker.image
     found = image.topics.get(key) if isinstance(key, str) else image.topic_by_id(key)
-    reply = OneReply(broker.groups, exchange, key, index)
+    reply = OneReply(broker, exchange, key, index)
     if not context.authorize(Operation.READ, ResourceType.GROUP, who.group_id):
         reply.tell(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     elif (error := topic_error(context, found, key)) is not ErrorCode.NONE:
@@ -98,10 +97,10 @@ def _commit_one(
 class OneReply:
     """Who waits for a commit of one partition."""
 
-    __slots__ = ("_exchange", "_groups", "_index", "_key")
+    __slots__ = ("_broker", "_exchange", "_index", "_key")
 
-    def __init__(self, groups: GroupCoordinator, exchange: Exchange, key: TopicKey, index: int) -> None:
-        self._groups = groups
+    def __init__(self, broker: Broker, exchange: Exchange, key: TopicKey, index: int) -> None:
+        self._broker = broker
         self._exchange = exchange
         self._key = key
         self._index = index
@@ -114,7 +113,7 @@ class OneReply:
         exchange = self._exchange
         context = exchange.context
         body = write_one_commit_reply(context.version, context.throttle_ms, self._key, self._index, code)
-        self._groups.flush_later(exchange.reply_unsent(body))
+        self._broker.flush_later(exchange.reply_unsent(body))
 
 
 def _commit_many(broker: Broker, exchange: Exchange, data: bytes) -> None:
@@ -146,7 +145,7 @@ def _commit_many(broker: Broker, exchange: Exchange, data: bytes) -> None:
             if code is not ErrorCode.NONE:
                 results[at] = index, code
         reply = write_offset_commit_reply(version, context.throttle_ms, answers)
-        broker.groups.flush_later(exchange.reply_unsent(reply))
+        broker.flush_later(exchange.reply_unsent(reply))
 
     if not commits:
         answer([])

@@ -280,16 +280,18 @@ class _Pending:
         self._exchange.done = True
 
     def _finish(self) -> None:
-        exchange = self._exchange
+        exchange, waited = self._exchange, self._timer is not None
         if self._timer is not None:
             self._timer.cancel()
         if self._acks != ACKS_NONE:
             endpoints = endpoints_of(self._broker.image, self._leaders) if self._leaders else None
-            exchange.reply(
-                encode_produce_reply(
-                    exchange.context.version, self._topics, exchange.context.throttle_ms, endpoints
-                )
+            reply = encode_produce_reply(
+                exchange.context.version, self._topics, exchange.context.throttle_ms, endpoints
             )
+            if waited:  # what ended that may have ended it for others too: they are sent together
+                self._broker.flush_later(exchange.reply_unsent(reply))
+            else:
+                exchange.reply(reply)
             return
         failed = [
             result for _, results in self._topics for result in results if result.error != ErrorCode.NONE
