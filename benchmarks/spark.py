@@ -25,6 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.report import Results, record
+from benchmarks.spark_floor import batch_ms, floor_ms
 from headrace.client.arrow_write import ArrowWriter
 from headrace.client.blocking import Consumer, Producer
 from headrace.client.topics import TopicPartition
@@ -38,13 +39,17 @@ GROWTH_ROWS = (1_000_000, 20_000_000)
 STREAM_RATE = 1_000
 STREAM_SECONDS = 10.0
 STREAM_WARM_SECONDS = 7.0
+STREAM_BEGINS_SECONDS_MAX = 60.0
 JSON_SCHEMA = "id bigint, customer string, amount double, note string"
 PICKED = "value binary"
 ONCE = {"delivery": "exactly_once"}
 BESIDE = {"read picked": "read", "json picked": "json", "write once": "write"}  # what Spark has instead
 JOBS = ("read", "json", "write", "stream")
+BATCHES_COUNTED = 25
+SOCKETS = "spark.python.unix.domain.socket.enabled"
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 OURS, THEIRS = "Headrace", "Kafka"  # the names that `report` knows the two sides by
+NOTHING = "Sink"  # what does nothing
 FORMATS = {OURS: "headrace", THEIRS: "kafka"}
 
 
@@ -170,8 +175,8 @@ class Jobs:
     def has_theirs(self) -> bool:
         return bool(os.environ.get("HEADRACE_SPARK_KAFKA_JARS"))
 
-    def latency_ms(self, form: str, folder: str, turn: int, **options: str) -> list[float]:
-        """From the sending of a record to its arrival behind a query, at a steady rate."""
+    def latency_ms(self, form: str, folder: str, turn: int, **options: str) -> tuple[list[float], float]:
+        """From the sending of a record to its arrival behind a query, at a steady rate; and the time of a batch."""
         name = "-".join((form, *options.values(), str(turn)))
         source, sink = f"in-{name}", f"out-{name}"
         self.broker.create_topic(source, 1)
@@ -202,17 +207,22 @@ class Jobs:
             with Consumer({**settings, "isolation.level": "read_committed"}) as consumer:
                 consumer.assign([TopicPartition(sink, 0)])
                 sender.start()
-                begun_s = time.monotonic()
-                while time.monotonic() - begun_s < STREAM_WARM_SECONDS + STREAM_SECONDS:
+                started_s, begun_s = time.monotonic(), 0.0
+                while not begun_s or time.monotonic() - begun_s < STREAM_WARM_SECONDS + STREAM_SECONDS:
                     got = consumer.poll(timeout_ms=200)
-                    if time.monotonic() - begun_s > STREAM_WARM_SECONDS:
+                    if got and not begun_s:  # Spark has started its workers
+                        begun_s = time.monotonic()
+                    if begun_s and time.monotonic() - begun_s > STREAM_WARM_SECONDS:
                         now_ns = time.time_ns()
                         taken += [(now_ns - int(one.value)) / 1e6 for one in got]
+                    if not begun_s and time.monotonic() - started_s > STREAM_BEGINS_SECONDS_MAX:
+                        raise RuntimeError(f"no row came through {form}: {query.exception()}")
+                per_batch_ms = batch_ms(query.recentProgress, BATCHES_COUNTED)
         finally:
             stop.set()
             sender.join()
             query.stop()
-        return taken
+        return taken, per_batch_ms
 
 
 def run(jobs: Jobs, only: set[str], runs: int) -> Results:
@@ -240,18 +250,27 @@ def run(jobs: Jobs, only: set[str], runs: int) -> Results:
 
 def stream(jobs: Jobs, folder: str, runs: int) -> Results:
     """Latencies behind a query: with Spark's guarantee, and exactly once beside it; in turns, the first to warm up."""
-    results: Results = {side: {} for side in FORMATS}
+    results: Results = {side: {} for side in (*FORMATS, NOTHING)}
     todo = [("spark stream", OURS, {"delivery": "at_least_once"}), ("spark stream once", OURS, ONCE)]
     todo += [("spark stream", THEIRS, {})] if jobs.has_theirs else []
     for turn in range(runs + 1):
         for name, side, options in todo:
-            found = sorted(jobs.latency_ms(FORMATS[side], folder, turn, **options))
-            taken = {"p50 ms": statistics.median(found), "p99 ms": found[int(len(found) * 0.99)]}
+            latencies, per_batch_ms = jobs.latency_ms(FORMATS[side], folder, turn, **options)
+            found = sorted(latencies)
+            taken = {
+                "p50 ms": statistics.median(found),
+                "p99 ms": found[int(len(found) * 0.99)],
+                "batch ms": per_batch_ms,
+            }
             for unit, ms in taken.items():
                 if turn:
                     results[side].setdefault(f"{name} {unit}", []).append(ms)
             print(json.dumps({"job": name, "side": side, "records": len(found), **taken}), flush=True)
-    for unit in ("p50 ms", "p99 ms"):
+        nothing_ms = floor_ms(jobs.spark, folder, turn, BATCHES_COUNTED)
+        print(json.dumps({"job": "spark stream", "side": NOTHING, "batch ms": nothing_ms}), flush=True)
+        if turn:
+            results[NOTHING].setdefault("spark stream batch ms", []).append(nothing_ms)
+    for unit in ("p50 ms", "p99 ms", "batch ms"):
         if theirs := results[THEIRS].get(f"spark stream {unit}"):
             results[THEIRS][f"spark stream once {unit}"] = theirs
     return results
@@ -282,13 +301,14 @@ def growth(jobs: Jobs) -> None:
 
 
 @contextmanager
-def session() -> Iterator[Any]:
+def session(unix_sockets: bool = True) -> Iterator[Any]:
+    """Spark, with what `headrace pipeline` sets: unix sockets between the JVM and its Python workers."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "ERROR")
-    builder = builder.config("spark.driver.memory", "2g")
+    builder = builder.config("spark.driver.memory", "2g").config(SOCKETS, str(unix_sockets).lower())
     if extra := os.environ.get("HEADRACE_SPARK_JAVA_OPTIONS"):
         builder = builder.config("spark.driver.extraJavaOptions", extra)
     if jars := os.environ.get("HEADRACE_SPARK_KAFKA_JARS"):
@@ -306,13 +326,16 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--only", default=",".join(JOBS), help=f"of {', '.join(JOBS)}")
     parser.add_argument("--growth", action="store_true", help="1 and 20 million rows instead")
+    parser.add_argument(
+        "--tcp", action="store_true", help="TCP between the JVM and Python, as Spark has it by itself"
+    )
     parser.add_argument("--record", action="store_true", help="write the table and the chart")
     arguments = parser.parse_args()
     only = set(arguments.only.split(","))
     with (
         tempfile.TemporaryDirectory() as folder,
         Broker(data_dir=f"{folder}/data") as broker,
-        session() as spark,
+        session(unix_sockets=not arguments.tcp) as spark,
     ):
         jobs = Jobs(spark, broker, arguments.rows)
         if arguments.growth:
