@@ -242,8 +242,7 @@ def markdown(results: Results, runs: int, peer: str = "Kafka") -> str:
     out = [
         f"{date.today().isoformat()}, {machine()}. Median of {runs} runs, alternating (lowest to highest).",
         "",
-        f"| | Headrace | {peer} | Headrace / {peer} | aim | |"
-        + (f" {nothing} |" if limits else ""),
+        f"| | Headrace | {peer} | Headrace / {peer} | aim | |" + (f" {nothing} |" if limits else ""),
         "|---|---:|---:|---:|---|---|" + ("---:|" if limits else ""),
     ]
     for row in rows:
