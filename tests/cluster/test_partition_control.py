@@ -166,6 +166,19 @@ def test_another_reassignment_replaces_the_one_under_way() -> None:
     assert (now.replicas, now.adding, now.removing) == ((5, 2, 1, 3), (5,), (3,))
 
 
+def test_the_only_replica_in_sync_stays_though_only_a_replaced_reassignment_wanted_it() -> None:
+    begun = PartitionRecord(TOPIC, 0, (3, 5, 4, 1), (3,), 3, 5, 8, adding=(3, 5), removing=(4, 1))
+    image = moved(apply(cluster((4, 1)), [begun]), [2, 1])
+    now = partition(image)
+    assert (now.replicas, now.isr, now.leader) == ((2, 1, 4, 3), (3,), 3)
+    assert (now.adding, now.removing) == ((2,), (4, 3))
+    error, image = propose(
+        image, (3, -1), (2, 20), leader=3, leader_epoch=now.leader_epoch, partition_epoch=now.partition_epoch
+    )
+    now = partition(image)
+    assert (error, now.replicas, now.isr, now.leader) == (ErrorCode.NONE, (2, 1), (2,), 2)
+
+
 @pytest.mark.parametrize("target", [[], [1, 1], [1, 9]])
 def test_an_impossible_target_is_refused(target: list[int]) -> None:
     with pytest.raises(KafkaError) as refused:
@@ -187,6 +200,9 @@ def test_no_reassignment_empties_an_isr_or_forgets_its_leader(
             continue
         now = partition(image)
         chosen = data.draw(st.sets(st.sampled_from(now.replicas))) | {now.leader}
+        others = [member for member in now.isr if member != now.leader]
+        if others and data.draw(st.booleans()):  # the leader resigns
+            chosen = {data.draw(st.sampled_from(others))}
         members = [(each, -1 if each in now.isr else 10 * each) for each in now.replicas if each in chosen]
         error, image = propose(
             image,

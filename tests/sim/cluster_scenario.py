@@ -334,6 +334,8 @@ class ClusterScenario:
         topic = new.topics.get(TOPIC)
         if topic is not None and (old is None or old.topics is not new.topics):
             for index, partition in enumerate(topic.partitions):
+                if not partition.isr or not set(partition.isr) <= set(partition.replicas):
+                    raise Violation(f"the ISR of {TOPIC}-{index} is not of its replicas: {partition}")
                 self._check_isr(new, (TOPIC, index), partition.isr)
 
     def _check_isr(self, image: ClusterImage, key: Key, isr: tuple[int, ...]) -> None:

@@ -59,11 +59,14 @@ def reassign(
         return _cancel(image, topic, index, unclean)
     _check(image, now, target, may_change_factor)
     origin = origin_of(now)
+    if not set(now.isr) & {*origin, *target}:
+        # Only what the one before was to add has all records: it stays until the new ones have them too.
+        origin = (*origin, *now.isr)
     removing = tuple([replica for replica in origin if replica not in target])
     adding = tuple([replica for replica in target if replica not in origin])
     merged = (*target, *removing)
     isr = tuple([member for member in merged if member in now.isr])
-    wanted = now._replace(replicas=merged, isr=isr or now.isr, adding=adding, removing=removing)
+    wanted = now._replace(replicas=merged, isr=isr, adding=adding, removing=removing)
     wanted = completed(wanted) or wanted
     wanted = elected(wanted, leadership_of(image), unclean=unclean(topic.name))
     gone = set(now.replicas) - set(wanted.replicas)
