@@ -16,6 +16,7 @@ from tests.sim import cluster_mutants, cluster_scenario, mutants, raft_scenario
 
 TRANSACTION_VERSIONS = (0, 2)
 BATCH = 20  # seeds that a worker is given at a time
+PROGRESS_EVERY_S = 60.0
 
 
 class Outcome(NamedTuple):
@@ -109,7 +110,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results = pool.map(work, pieces)  # type: ignore[assignment]
         else:
             results = ([run_one(options.world, s, options.mutant, options.files, None)] for s in seeds)
+        told = began
         for outcomes in results:
+            if (now := time.perf_counter()) - told > PROGRESS_EVERY_S:
+                told = now
+                print(
+                    f"{len(done)} of {len(seeds)} seeds, {failed} failed, {len(done) / (now - began) * 60:.0f} a minute",
+                    file=sys.stderr,
+                    flush=True,
+                )
             for outcome in outcomes:
                 done.append(outcome)
                 if outcome.failure:

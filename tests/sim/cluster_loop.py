@@ -176,7 +176,9 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """A failure that nobody looked at; in a life that is over there is nobody left to."""
         error = context.get("exception")
-        if self.alive and error is not None and not isinstance(error, PowerCut):  # that turn is the life's last
+        if (
+            self.alive and error is not None and not isinstance(error, PowerCut)
+        ):  # that turn is the life's last
             crashed = Crashed(f"{context.get('message')}: {error!r}")
             crashed.__cause__ = error
             self._owner.oracle.failure = self._owner.oracle.failure or crashed  # a finalizer's own is ignored
