@@ -113,12 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = began
         for outcomes in results:
             if (now := time.perf_counter()) - told > PROGRESS_EVERY_S:
-                told = now
-                print(
-                    f"{len(done)} of {len(seeds)} seeds, {failed} failed, {len(done) / (now - began) * 60:.0f} a minute",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                told, rate = now, len(done) / (now - began) * 60
+                so_far = f"{len(done)} of {len(seeds)} seeds, {failed} failed, {rate:.0f} a minute"
+                print(so_far, file=sys.stderr, flush=True)
             for outcome in outcomes:
                 done.append(outcome)
                 if outcome.failure:
