@@ -63,6 +63,23 @@ def test_records_deleted_under_a_stream_are_named_to_the_offset(
         assert stream_rows(tolerant, start, end) == [b"6", b"7", b"8", b"9"]
 
 
+def test_a_batch_that_ends_before_it_begins_is_refused(broker: Broker) -> None:
+    broker.create_topic("backwards", 1)
+    write(broker, "backwards", [b"%d" % n for n in range(10)])
+    for first, last, found in ((1000, None, 10), (5, 2, 2)):
+        options = {"startingOffsets": f'{{"backwards":{{"0":{first}}}}}'}
+        if last is not None:
+            options["endingOffsets"] = f'{{"backwards":{{"0":{last}}}}}'
+        for policy in ("true", "false"):
+            with pytest.raises(
+                OptionError, match=f"start offset {first} is greater than the end offset {found}"
+            ):
+                batch_rows(broker, "backwards", failOnDataLoss=policy, **options)
+    delete_before(broker, "backwards", 6)
+    with pytest.raises(OptionError, match="start offset 6 is greater than the end offset 4"):
+        batch_rows(broker, "backwards", endingOffsets='{"backwards":{"0":4}}')
+
+
 def test_records_deleted_between_planning_and_reading_are_passed_over_or_fail_the_task(
     broker: Broker,
 ) -> None:

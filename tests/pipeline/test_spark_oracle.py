@@ -167,6 +167,12 @@ REFUSED: dict[str, dict[str, str]] = {
     "no JSON": {**MIXED, "startingOffsets": "{nonsense"},
     "a partition that is not there": {**MIXED, "startingOffsets": '{"mixed":{"0":0,"1":0,"2":0,"7":0}}'},
     "no record so young": {**MIXED, "startingTimestamp": str(at(COUNT + 1))},
+    "a start beyond the end": {**MIXED, "startingOffsets": '{"mixed":{"0":1000000,"1":0,"2":0}}'},
+    "an end before the start": {
+        **MIXED,
+        "startingOffsets": '{"mixed":{"0":9,"1":0,"2":0}}',
+        "endingOffsets": '{"mixed":{"0":5,"1":1,"2":0}}',
+    },
     "no number": {**MIXED, "minPartitions": "many"},
     "a serializer": {**MIXED, "kafka.key.deserializer": "x"},
     "auto.offset.reset": {**MIXED, "kafka.auto.offset.reset": "latest"},

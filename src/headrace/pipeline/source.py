@@ -124,6 +124,18 @@ def read_task(options: SourceOptions, columns: Sequence[str], part: OffsetRange)
             position = after
 
 
+def _check_order(start: Offsets, end: Offsets) -> None:
+    """A batch that would end before it begins is a mistake of the options'. Raises OptionError."""
+    for partition, first in start.items():
+        if first > end[partition]:
+            raise OptionError(
+                f"The start offset {first} is greater than the end offset {end[partition]} for topic "
+                f"{partition.topic} partition {partition.partition}. Check 'startingOffsets', "
+                "'startingTimestamp' and 'startingOffsetsByTimestamp' against the ending ones, or, without those, "
+                "against the end of the partition."
+            )
+
+
 class BatchReader(DataSourceReader):
     """`spark.read.format("headrace")`."""
 
@@ -139,6 +151,7 @@ class BatchReader(DataSourceReader):
             start = catalog.resolve_start(found, streaming=False)
             end = catalog.resolve_end(found)
             self._check_available(catalog, start, end)
+            _check_order(start, end)
             ranges = [OffsetRange(p.topic, p.partition, start[p], end[p]) for p in found]
             ranges = narrow(ranges, self._filters, catalog.at_times)
         finally:
