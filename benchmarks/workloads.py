@@ -5,6 +5,7 @@ and ends a broker itself, because the start or the empty broker is what it measu
 run here are absent, with the reason.
 """
 
+import os
 import shutil
 import statistics
 import subprocess
@@ -172,8 +173,20 @@ def consume(system: System, scale: Scale) -> Numbers:
         return rates(system, scale.records, seconds, cpu_s, "consume")
 
 
+def stolen_s() -> float:
+    """Processor seconds that the host has given to others while this guest wanted them; 0 where that is not told."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    except OSError:
+        return 0.0
+    return int(fields[8]) / os.sysconf("SC_CLK_TCK")
+
+
 def latency(system: System, scale: Scale) -> Numbers:
-    """End to end, producer to consumer, at a steady rate, in milliseconds. The first two seconds do not count."""
+    """End to end, producer to consumer, at a steady rate, in milliseconds. The first two seconds do not count.
+
+    Also the share of the processors that the machine's host took away meanwhile: nothing moves latencies as that does.
+    """
     from confluent_kafka import Consumer, Producer, TopicPartition
 
     warm = 2 * scale.latency_rate_per_s
@@ -198,6 +211,7 @@ def latency(system: System, scale: Scale) -> Numbers:
             producer.flush(30)
 
         writer = threading.Thread(target=write)
+        started_s, stolen_before_s = time.perf_counter(), stolen_s()
         writer.start()
         took_ms: list[float] = []
         seen = 0
@@ -208,11 +222,16 @@ def latency(system: System, scale: Scale) -> Numbers:
             if seen > warm:
                 took_ms.append((time.perf_counter() - float(message.value().rstrip(b"x"))) * 1000)
         writer.join()
+        stolen, taken_s = stolen_s(), time.perf_counter() - started_s
         consumer.close()
     if seen < total:
         raise Unavailable(f"only {seen} of {total} records came")
     quantiles = statistics.quantiles(took_ms, n=100)
-    return {"latency p50 ms": quantiles[49], "latency p99 ms": quantiles[98]}
+    return {
+        "latency p50 ms": quantiles[49],
+        "latency p99 ms": quantiles[98],
+        "latency stolen %": (stolen - stolen_before_s) / taken_s / (os.cpu_count() or 1) * 100,
+    }
 
 
 def create_topics(system: System, scale: Scale) -> Numbers:
