@@ -12,6 +12,7 @@ from headrace.cluster.control_messages import BrokerLoad
 from headrace.cluster.image import NO_LEADER, ClusterImage
 from headrace.cluster.reassignment import is_moving
 from headrace.consensus.raft.messages import VoteRequest, decode_message
+from headrace.records.builder import build_batch
 from headrace.server import broker as broker_module
 from headrace.server.addresses import CannotServe
 from headrace.server.metadata import MetadataStore
@@ -115,6 +116,36 @@ def test_without_a_majority_changes_fail_clearly_and_the_rest_goes_on() -> None:
             await left.ask(Api.CREATE_TOPICS, 7, {"topics": [{"name": "u"}], "timeout_ms": 500}, 500)
         assert failed.value.code is ErrorCode.REQUEST_TIMED_OUT
         assert "controller" in failed.value.message
+
+    with_cluster(scenario)
+
+
+def test_a_leader_that_may_be_deposed_does_not_judge_sequences() -> None:
+    async def produced(node: Node, sequence: int) -> int:
+        records = build_batch([(0, None, b"x", ())], producer_id=77, producer_epoch=0, base_sequence=sequence)
+        partitions = [{"index": node.id - 1, "records": records}]
+        body = {"acks": 1, "timeout_ms": 1_000, "topic_data": [{"name": "t", "partition_data": partitions}]}
+        reader, writer = await asyncio.open_connection(node.options.host, node.options.port)
+        head = encode_request_header(Api.PRODUCE, 9, 1, "test")
+        request = head + encode_request(Api.PRODUCE, 9, {"transactional_id": None, **body})
+        writer.write(len(request).to_bytes(4, "big") + request)
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        reply = decode_response(Api.PRODUCE, 9, (await reader.readexactly(size))[5:])
+        writer.close()
+        await writer.wait_closed()
+        return int(reply.responses[0].partition_responses[0].error_code)
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.create("t", [[1], [2], [3]])
+        left = await cluster.active()
+        assert await produced(left, 0) == ErrorCode.NONE
+        assert await produced(left, 9) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        for node in cluster.alive:
+            if node is not left:
+                await node.die()
+        await until(lambda: left.broker.replication.is_in_doubt, "for heartbeats to be overdue")
+        assert await produced(left, 9) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert await produced(left, 1) == ErrorCode.NONE, "what fits is taken"
 
     with_cluster(scenario)
 

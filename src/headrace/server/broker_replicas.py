@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 HIGH_WATERMARKS_NAME = "replication-offset-checkpoint"
 ANSWER_TIMEOUT_MS = 10_000
+HEARTBEATS_MISSED = 2  # after so many a leader may have been deposed without knowing
 """How long a leader may be silent beyond the time a fetch waits there, before the connection is given up."""
 RACK_AWARE = "RackAwareReplicaSelector"
 
@@ -145,12 +146,20 @@ class BrokerReplicas:
 
     # -- periodic work -------------------------------------------------------------------------------------------------
 
+    def _is_heard(self, within_ms: float) -> bool:
+        """Whether the controller is known to have counted on this broker so lately."""
+        heard_ms = self._broker.member.registration.heard_ms
+        return heard_ms is not None and self.now_ms() - heard_ms <= within_ms
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether others may lead by now what is led here: heartbeats are overdue, as after a pause of the process."""
+        return not self._is_heard(HEARTBEATS_MISSED * self._broker.config.broker_heartbeat_interval_ms)
+
     def tick(self) -> None:
         """What is due: lagging followers, and the high watermarks for the next start."""
         self.replicas.tick()
-        heard_ms = self._broker.member.registration.heard_ms
-        timeout_ms = self._broker.config.broker_session_timeout_ms
-        self.replicas.hear_controller(heard_ms is not None and self.now_ms() - heard_ms <= timeout_ms)
+        self.replicas.hear_controller(self._is_heard(self._broker.config.broker_session_timeout_ms))
         interval_ms = self._broker.config.replica_high_watermark_checkpoint_interval_ms
         if self._writing or self.now_ms() - self._written_ms < interval_ms:
             return

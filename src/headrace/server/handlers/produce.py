@@ -3,7 +3,8 @@
 Behaviour. Partitions are appended in the order of the request, at once; the reply leaves when every one of them is as
 safe as its acks ask: 0 is not answered at all (an error closes the connection, the only sign a client would notice), 1
 waits for a flush where the topic wants one before acknowledgement, -1 also for the high watermark, within the request's
-timeout. A partition that another broker leads is refused, and from version 10 on told where. Versions: 0 to 2 carry
+timeout. A partition that another broker leads is refused, and from version 10 on told where; who may have been deposed
+without knowing does not judge sequence numbers. Versions: 0 to 2 carry
 message formats that are gone and are refused as a whole; zstd is taken from 7 on; 13 names topics by id. The first
 records of a transaction in a partition are taken when the transaction's coordinator says that they belong to it; from
 version 12 on the client leaves it to the broker to add the partition.
@@ -35,6 +36,8 @@ ADMIN_CLIENT_ID = "__admin_client"  # whom Kafka lets write to the cluster's own
 ZSTD_FROM = 7
 KNOWS_ABORTABLE_FROM = 11
 ADDS_PARTITIONS_FROM = 12
+FINAL_FOR_PRODUCERS = frozenset((ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID))
+"""What producers do not get over, and a leader that was deposed without knowing would say of what it has not seen."""
 
 
 def handle_produce(broker: Broker, exchange: Exchange, frame: memoryview, body: int) -> None:
@@ -164,7 +167,14 @@ class _Pending:
         self, partition: Partition, records: memoryview
     ) -> tuple[ProduceResult, tuple[int, bool, bool] | None]:
         """Append, or KafkaError; the result, and what it has to wait for, if for anything."""
-        appended = partition.append(records, self._now_ms)
+        try:
+            appended = partition.append(records, self._now_ms)
+        except KafkaError as error:
+            if error.code in FINAL_FOR_PRODUCERS and self._broker.replication.is_in_doubt:
+                raise KafkaError(
+                    ErrorCode.NOT_LEADER_OR_FOLLOWER, "the controller is not heard of; another may lead"
+                ) from error
+            raise
         result = ProduceResult(
             partition.index,
             ErrorCode.NONE,
