@@ -32,6 +32,7 @@ class Measure:
     ratio_aim: float | None = None  # Headrace over Kafka: at least (more is better) or at most
     value_aim: float | None = None  # Headrace alone: at least (more is better) or at most
     digits: int = 2
+    compared: bool = True  # whether a ratio says anything: not of what was merely so at the time
 
 
 STOLEN = "processors taken away by the host meanwhile (%)"
@@ -48,7 +49,7 @@ MEASURES = (
     Measure("consume cpu s/GB", "its broker CPU (s per GB)", False, 1.0),
     Measure("latency p50 ms", "end to end at 1 000 msg/s, p50 (ms)", False),
     Measure("latency p99 ms", "end to end at 1 000 msg/s, p99 (ms)", False, 1.0),
-    Measure("latency stolen %", STOLEN, False, digits=1),
+    Measure("latency stolen %", STOLEN, False, digits=1, compared=False),
     Measure("start after a clean stop s", "start to first ack, clean (s)", False, value_aim=0.5),
     Measure("start after a kill s", "start to first ack, killed with 1 GB (s)", False, value_aim=1.0),
     Measure("idle memory MB", "idle memory (MB)", False, value_aim=60.0, digits=0),
@@ -80,7 +81,7 @@ CLUSTER_MEASURES = (
     Measure("cluster java produce cpu s/GB", "its broker CPU (s per GB)", False, 0.5),
     Measure("cluster latency p50 ms", "end to end at 1 000 msg/s, p50 (ms)", False),
     Measure("cluster latency p99 ms", "end to end at 1 000 msg/s, p99 (ms)", False, value_aim=10.0),
-    Measure("cluster latency stolen %", STOLEN, False, digits=1),
+    Measure("cluster latency stolen %", STOLEN, False, digits=1, compared=False),
     Measure("write gap after a kill s", "write gap, leader killed (s)", False, value_aim=1.5),
     Measure(
         "write gap after a controller's kill s",
@@ -171,7 +172,7 @@ class Row:
     @property
     def ratio(self) -> float | None:
         """Headrace over Kafka, by medians."""
-        if not self.headrace or not self.kafka:
+        if not self.measure.compared or not self.headrace or not self.kafka:
             return None
         below = statistics.median(self.kafka)
         return statistics.median(self.headrace) / below if below > 0 else None
@@ -250,7 +251,6 @@ def markdown(results: Results, runs: int, peer: str = "Kafka") -> str:
     ]
     for row in rows:
         ratio = f"{row.ratio:.2f} ×" if row.ratio is not None else "-"
-        ratio = "" if row.measure.words == STOLEN else ratio
         mark = {True: "✓", False: "✗", None: ""}[row.met]
         cells = [row.measure.words, row.shown(row.headrace), row.shown(row.kafka), ratio, row.aim, mark]
         if limits:
@@ -268,7 +268,7 @@ def chart(results: Results, peer: str = "Kafka") -> str:
     gains = [
         (row.measure.words, row.ratio if row.measure.more_is_better else 1 / row.ratio)
         for row in rows_of(results)
-        if row.ratio and row.measure.words != STOLEN
+        if row.ratio
     ]
     if not gains:
         return ""
