@@ -97,3 +97,25 @@ def test_a_partition_that_was_led_before_and_forgotten_since_is_not_told_of():
     leader.be(leader=3, epoch=2)  # whoever watched is to hear of it
     leader.be(leader=1, epoch=3)
     assert leader.fetch(2, (mine, 1), forget=True) == []
+
+
+def test_a_follower_that_named_the_next_epoch_is_not_refused_for_the_one_before():
+    leader = Leader()
+    leader.append()
+    leader.fetch(3, (0, 0), 1)
+    leader.fetch(2, (0, 0), 1)
+    mine = leader.session_id
+    leader.be(leader=3, epoch=2)  # whoever watched is to hear of it
+    leader.be(leader=1, epoch=3)
+    assert leader.fetch(2, (mine, 1), 1) == [(ErrorCode.NONE, 1, 0)]
+
+
+def test_a_follower_that_has_to_cut_its_log_is_told_the_high_watermark_again():
+    leader = Leader()
+    leader.append()
+    leader.fetch(3, (0, 0), 1)
+    assert leader.fetch(2, (0, 0), 1) == [(ErrorCode.NONE, 1, 0)]
+    mine = leader.session_id
+    leader.fetch(2, (mine, 1), 7)
+    assert [r.diverging for _, results in leader.replies[-1].topics for r in results] == [(1, 1)]
+    assert leader.fetch(2, (mine, 2), 1) == [(ErrorCode.NONE, 1, 0)]

@@ -78,6 +78,12 @@ class Follower:
         self.sent_log_start = UNKNOWN_OFFSET
         self.asked_again = 0
 
+    def unheard(self) -> None:
+        """It waits no more until it names the partition again, and is then told everything: it may know none of it."""
+        self.watching = False
+        self.sent_high_watermark = UNKNOWN_OFFSET
+        self.sent_log_start = UNKNOWN_OFFSET
+
     @property
     def is_stuck(self) -> bool:
         """Whether it gets records and does not get on with them."""

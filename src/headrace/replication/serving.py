@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol, TypeAlias
 
 from headrace.base.errors import ErrorCode, KafkaError
-from headrace.replication.follower import UNKNOWN_OFFSET, Follower
+from headrace.replication.follower import Follower
 from headrace.replication.partition import Partition
 from headrace.wire.fetch import FetchPartition, FetchRequest, FetchResult
 
@@ -163,7 +163,7 @@ class Session:
             self.keys[key] = partition
             diverging = partition.diverging(wanted.offset, wanted.last_fetched_epoch)
             if diverging is not None:
-                follower.watching = False
+                follower.unheard()
                 self._errors[key] = FetchResult(
                     wanted.partition, ErrorCode.NONE, *_ends(partition), diverging=diverging
                 )
@@ -174,6 +174,9 @@ class Session:
         except KafkaError as error:
             ends = (-1, -1, -1) if partition is None else _ends(partition)
             self._errors[key] = FetchResult(wanted.partition, error.code, *ends)
+            known = None if partition is None else partition.followers.get(self.replica_id)
+            if known is not None and known.session is self:
+                known.unheard()
             return
         asked_again = follower.session is self and not follower.watching and follower.offset == wanted.offset
         if asked_again and wanted.offset < log.log_end_offset:
@@ -183,7 +186,7 @@ class Session:
             follower.asked_again = 0
         if follower.session is not self:  # whatever it was told in another session, it may never have heard
             follower.session = self
-            follower.sent_high_watermark = follower.sent_log_start = UNKNOWN_OFFSET
+            follower.unheard()
         follower.watching = True
         follower.refused = False
         follower.offset = wanted.offset
@@ -278,6 +281,9 @@ class Session:
             return None  # of an earlier leadership, and forgotten since
         if follower.refused:
             follower.watching = False
+            now = partition.followers.get(self.replica_id)
+            if now is not None and now.session is self and now is not follower:
+                return None  # it has named the partition under the next epoch since
             code = ErrorCode.FENCED_LEADER_EPOCH if partition.is_leader else ErrorCode.NOT_LEADER_OR_FOLLOWER
             return FetchResult(follower.partition_index, code)
         log = partition.log
