@@ -73,7 +73,7 @@ def test_of_two_drivers_the_older_stops_and_no_row_is_doubled(disk_broker: Broke
         newer = history.start(replace(job, checkpoint=str(other)))
         assert newer.stdout is not None
         newer.stdout.readline()
-        history.add_rows()  # which both may take up
+        history.add_rows(1)  # which both may take up, as a batch that is one for either
         wait_until((other / "commits" / "1").exists, "the newer driver's batch", DEADLINE_S)
         history.add_rows()
         assert older.wait(DEADLINE_S) not in (0, None)
