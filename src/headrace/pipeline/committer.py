@@ -57,8 +57,8 @@ class Committer:
                 raise Fenced(f"run {self.run} is not the one that may write: that is {before.run}")
             if before.batch > batch:
                 raise Fenced(
-                    f"batch {before.batch} is written already, and this run is only at batch {batch}: its checkpoint is "
-                    "older than the sink. Go on with the checkpoint of the driver that wrote those batches"
+                    f"batch {before.batch} is written already, and this run is only at batch {batch}: its checkpoint "
+                    "is older than the sink. Go on with the checkpoint of the driver that wrote those batches"
                 )
             if before.batch == batch:
                 await self._settle(who, before, prepared)
