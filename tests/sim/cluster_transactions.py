@@ -335,6 +335,8 @@ class Transactions:
         self.account = TxnAccount()
         self.producers: list[SimTxnProducer] = []
         self.readers: list[SimTxnReader] = []
+        self.read_all = True
+        """Whether readers came to the end, so that what they saw is all there is to see."""
 
     def settings(self) -> dict[str, str]:
         """What brokers are told, so that transactions live as fast as the rest."""
@@ -374,13 +376,15 @@ class Transactions:
         for producer in self.producers:
             producer.stopping = True
 
-    def unwell(self, ends: Mapping[Key, int]) -> str:
-        """Why not everything is ended and read, given where the partitions end."""
+    def unwell(self, ends: Mapping[Key, int], readable: bool) -> str:
+        """Why not everything is ended and, if it can be, read, given where the partitions end."""
         for producer in self.producers:
             if not producer.idle:
                 return f"transactional producer {producer.id} is not done"
-        for reader in self.readers:
-            if reader.position < ends[reader.key]:
+        late = [reader for reader in self.readers if reader.position < ends[reader.key]]
+        self.read_all = not late
+        for reader in late:
+            if readable:
                 return f"reader {reader.id} is held back at {reader.position} of {reader.key}, {ends[reader.key]}"
         return ""
 
