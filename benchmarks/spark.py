@@ -2,7 +2,7 @@
 
     HEADRACE_SPARK_KAFKA_JARS=a.jar,b.jar .venv/bin/python -m benchmarks.spark [--rows N] [--runs N] [--only read,...]
 
-The jars are those of Spark's own connector; without them only `headrace` is measured. Every job runs twice to warm up
+The jars are those of Spark's own connector; without them only `headrace` is measured. Every job runs four times to warm up
 (the JVM compiles most of it only then) and then several times, the two formats in turn, so that whatever else the
 machine does meets both; medians are compared.
 Processor time is that of everything below this process: Spark's JVM, its Python workers, and the broker.
@@ -33,7 +33,7 @@ from headrace.testing import Broker
 
 ROWS = 2_000_000
 RUNS = 3
-WARM_UPS = 2
+WARM_UPS = 4
 CHUNK = 100_000
 GROWTH_ROWS = (1_000_000, 20_000_000)
 STREAM_RATE = 1_000
