@@ -2,9 +2,9 @@
 
     HEADRACE_SPARK_KAFKA_JARS=a.jar,b.jar .venv/bin/python -m benchmarks.spark [--rows N] [--runs N] [--only read,...]
 
-The jars are those of Spark's own connector; without them only `headrace` is measured. Every job runs a few times to warm
-up (the JVM compiles most of it only then) and then several times, the two formats in turn, so that whatever else the
-machine does meets both; medians are compared.
+The jars are those of Spark's own connector; without them only `headrace` is measured. Every job runs a few times to
+warm up (the JVM compiles most of it only then) and then several times, the two formats in turn, so that whatever
+else the machine does meets both; medians are compared.
 Processor time is that of everything below this process: Spark's JVM, its Python workers, and the broker.
 """
 
