@@ -235,7 +235,12 @@ def test_ctrl_c_ends_a_command_quietly(env: Env, new_topic: Callable[..., str]) 
     succeeds("produce", topic, stdin=b"first\n", env=env)
     command = [sys.executable, "-m", "headrace", "consume", topic]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **env}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **env},
+        # As at a terminal: a shell has its background jobs, of which the tests may be one, ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 (it takes no lock)
     ) as consuming:
         assert consuming.stdout is not None and consuming.stderr is not None
         assert consuming.stdout.readline() == b"first\n"
