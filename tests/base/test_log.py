@@ -13,7 +13,9 @@ from headrace.base.log import configure, correlation, get_logger
 def _restored():
     root = logging.getLogger("headrace")
     before = root.handlers[:], root.level, root.propagate
+    token = correlation.set(None)  # a router that another test called directly leaves its request here
     yield
+    correlation.reset(token)
     root.handlers[:], root.level, root.propagate = before
 
 
