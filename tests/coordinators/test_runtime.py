@@ -51,6 +51,9 @@ class World:
             raise self.broken
         return self.partition
 
+    def is_cut_off(self, index: int) -> bool:
+        return self.partition.cut_off
+
     def check_writable(self, partition: Partition) -> None:
         if self.too_few_replicas:
             raise KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS)
@@ -278,6 +281,19 @@ def test_a_shard_is_closed_when_leadership_goes_and_loaded_anew_when_it_comes_ba
     assert world.partition.log.log_end_offset == 1
     world.partition.leader_epoch = 2
     groups.follow(led(HERE, 2), HERE)
+    assert committed(groups) == 5
+
+
+def test_a_coordinator_that_is_cut_off_tells_nothing_that_may_be_old() -> None:
+    world = World()
+    groups = runtime(world)
+    commit(groups, 5)
+    world.partition.cut_off = True
+    with pytest.raises(KafkaError) as refused:
+        groups.shard(0)
+    assert refused.value.code is ErrorCode.NOT_COORDINATOR
+    assert groups.active() == []
+    world.partition.cut_off = False
     assert committed(groups) == 5
 
 

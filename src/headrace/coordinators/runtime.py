@@ -3,8 +3,8 @@
 Follows the cluster's image: a shard is opened when the image makes this broker the partition's leader, closed, with
 NOT_COORDINATOR to whoever waits, when it no longer is, and loaded anew when leadership was away in between. Shards are
 loaded a slice a turn of the loop, with COORDINATOR_LOAD_IN_PROGRESS meanwhile. Invariant: a request is served by a
-shard only while the image says that this broker leads its partition. The broker calls it; groups and transactions
-each have one.
+shard only while the image says that this broker leads its partition, and the cluster is heard of: what another took
+since must not be answered for from what was known before. The broker calls it; groups and transactions each have one.
 """
 
 from collections import deque
@@ -100,6 +100,8 @@ class CoordinatorRuntime(Generic[M]):
         if shard is None:
             known = 0 <= index < self.partition_count
             raise KafkaError(ErrorCode.NOT_COORDINATOR if known else ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if self._world.is_cut_off(index):
+            raise KafkaError(ErrorCode.NOT_COORDINATOR, "cut off from the cluster; another may be by now")
         if not shard.active:
             try:
                 shard.load_some()
@@ -113,7 +115,7 @@ class CoordinatorRuntime(Generic[M]):
         """All shards; COORDINATOR_LOAD_IN_PROGRESS while one is still loading."""
         if any(shard.is_begun for shard in self._shards.values()):
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-        return [self.shard(index) for index in list(self._shards)]
+        return [self.shard(index) for index in list(self._shards) if not self._world.is_cut_off(index)]
 
     # -- loading -------------------------------------------------------------------------------------------------------
 

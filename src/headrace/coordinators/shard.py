@@ -59,6 +59,10 @@ class World(Protocol):
         """The partition of the internal topic if this broker leads it, or KafkaError."""
         ...
 
+    def is_cut_off(self, index: int) -> bool:
+        """Whether another may lead the partition by now, and take what this broker never hears of."""
+        ...
+
     def check_writable(self, partition: Partition) -> None:
         """Raise KafkaError when too few replicas would hold what is appended now."""
         ...

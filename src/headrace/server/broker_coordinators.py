@@ -41,6 +41,10 @@ class BrokerWorld:
     def coordinator_partition(self, index: int) -> Partition:
         return self._broker.partition(self._topic, index)
 
+    def is_cut_off(self, index: int) -> bool:
+        partition = self._broker.replicas.table.find(self._topic, index)
+        return partition is not None and partition.cut_off
+
     def check_writable(self, partition: Partition) -> None:
         partition.check_min_insync()
 
