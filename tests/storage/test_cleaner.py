@@ -16,6 +16,7 @@ from headrace.storage.log import PartitionLog
 from headrace.storage.manager import LogManager
 from headrace.storage.memory import MemoryFileSystem
 from headrace.storage.recovery import open_log
+from headrace.storage.trims import quarantine
 from tests.storage.cleanbench import COMPACT, clean, contents, put, seal, table
 from tests.storage.inline_worker import Worker, open_manager
 from tests.storage.workbench import DIRECTORY, NOW_MS, check_indexes, make_log, read_all
@@ -201,6 +202,53 @@ def test_what_happens_to_a_log_while_it_is_cleaned_counts(happens: str) -> None:
     worker.run()
     assert contents(log) == expected
     check_indexes(log)
+
+
+def test_what_is_fetched_in_place_of_what_was_clean_is_cleaned_again() -> None:
+    """Else a tombstone expires, and the value that it deleted stays."""
+
+    def history(log: PartitionLog) -> None:
+        for number in range(10):
+            value = {0: b"deleted", 5: None}.get(number, b"later")
+            put(log, (b"x" if number in (0, 5) else b"f%d" % number, value), (b"b", b"%d" % number))
+            seal(log)
+
+    manager, log = managed(delete_retention_ms=1000, min_cleanable_dirty_ratio=0.01)
+    log.truncate_to(0)
+    history(log)
+    manager.tick(NOW_MS + 500)
+    assert manager.cleaner.clean_offset(log) == 20
+    quarantine(log, 0)
+    manager.truncated(log)
+    history(log)  # from a leader that has cleaned nothing yet
+    for number in range(3):
+        put(log, (b"y", b"%d" % number))
+        seal(log)
+        manager.tick(NOW_MS + 6_000 * (number + 1))
+    assert b"x" not in table(log)
+
+
+def test_a_log_that_ends_early_after_a_crash_is_not_clean_past_its_end() -> None:
+    manager, log = managed()
+    manager.tick(NOW_MS + 500)
+    assert manager.cleaner.clean_offset(log) == 30
+    manager.close(clean=False)
+    for name in manager.fs.listdir(log.directory):
+        if name.endswith(".log"):
+            manager.fs.remove(f"{log.directory}/{name}")
+    again = open_manager(manager.fs)
+    opened = again.create("topic", 0, TOPIC_ID, log.config)
+    assert (opened.log_end_offset, again.cleaner.clean_offset(opened)) == (0, 0)
+
+
+def test_a_cleaning_of_a_log_that_was_cut_meanwhile_makes_nothing_clean() -> None:
+    worker = Worker(at_once=False)
+    manager, log = managed(worker)
+    manager.tick(NOW_MS + 500)
+    log.truncate_to(0)
+    manager.truncated(log)
+    worker.run()
+    assert manager.cleaner.clean_offset(log) is None
 
 
 def test_a_full_disk_only_puts_the_cleaning_off() -> None:

@@ -46,6 +46,7 @@ class _Job:
         self.log: Final = candidate.log
         self.cleaning: Final = cleaning
         self.begun_ms: Final = now_ms
+        self.generation: Final = candidate.log.generation
         self.steps: Final[Iterator[int | CleanedSegment]] = cleaning.steps()
         self.spent_bytes = 0
         self.ready: CleanedSegment | None = None
@@ -122,6 +123,14 @@ class Cleaner:
         for log in [log for log in self._left_alone if (log.topic, log.partition) == (topic, partition)]:
             del self._left_alone[log]
 
+    def truncated(self, log: PartitionLog) -> None:
+        """A log was cut, or found to end early: what is fetched in place of what was clean has to be cleaned again."""
+        key = (log.topic, log.partition)
+        if self._offsets.get(key, 0) > log.log_end_offset:
+            self._offsets[key] = log.log_end_offset
+            self._offsets_changed = True
+            self._write_offsets()
+
     def stop(self) -> None:
         """No more work is given to threads; what is under way is dropped, and begun anew after the next start."""
         self._stopped = True
@@ -193,8 +202,8 @@ class Cleaner:
 
     def _finish(self, job: _Job) -> None:
         cleaning, log = job.cleaning, job.log
-        if log.failed:
-            return
+        if log.failed or log.generation != job.generation:
+            return  # what was cleaned is gone, or was cut and is another's by now
         self._offsets[log.topic, log.partition] = cleaning.clean_offset
         self._offsets_changed = True
         if cleaning.clean_offset <= cleaning.plan.first_dirty_offset:

@@ -58,7 +58,6 @@ class PartitionLog:
     __slots__ = (
         "_bases",
         "_dirty",
-        "_generation",
         "_new_names",
         "_ticket",
         "_unsynced",
@@ -69,6 +68,7 @@ class PartitionLog:
         "flushed_offset",
         "fs",
         "garbage",
+        "generation",
         "log_end_offset",
         "log_start_offset",
         "partition",
@@ -110,7 +110,7 @@ class PartitionLog:
         self.garbage: list[str] = []
         """Files of deleted segments that the next flush removes."""
         self._new_names = True
-        self._generation = 0
+        self.generation = 0  # changes whenever the log is cut
         self._ticket: FlushTicket | None = None
 
     def __repr__(self) -> str:
@@ -385,7 +385,7 @@ class PartitionLog:
         ticket = self._ticket = FlushTicket(
             self.fs,
             self.log_end_offset,
-            self._generation,
+            self.generation,
             [segment.log_path for segment in self._dirty],
             others,
             texts,
@@ -407,7 +407,7 @@ class PartitionLog:
         self._ticket = None
         if error is None:
             # After a truncation, bytes below the target may be newer than the sync: the next flush counts.
-            if ticket.generation == self._generation:
+            if ticket.generation == self.generation:
                 self.flushed_offset = ticket.target_offset
             else:
                 self.epochs.dirty = (
@@ -491,7 +491,7 @@ class PartitionLog:
             segment for segment in self._unsynced if segment in kept and segment is not self.active
         ]
         if truncated:
-            self._generation += 1
+            self.generation += 1
 
     def excuse(self, segments: list[Segment]) -> None:
         """Tell a flush under way that these segments' files are about to go."""

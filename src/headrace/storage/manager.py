@@ -302,6 +302,7 @@ class LogManager:
             log_start_offset=self._checkpoints.log_start(key),
             now_ms=self._clock.now_ms(),
         )
+        self.cleaner.truncated(log)
         if found_id is None:
             self._write_topic_id(key, directory, topic_id)
         del self._unclaimed[key]
@@ -312,8 +313,8 @@ class LogManager:
         return log
 
     def _has_records(self, directory: str) -> bool:
-        names = [name for name in self.fs.listdir(directory) if name.endswith(LOG_SUFFIX)]
-        return any(self.fs.size(f"{directory}/{name}") for name in names)
+        names = [f"{directory}/{name}" for name in self.fs.listdir(directory)]
+        return any(name.endswith(LOG_SUFFIX) and self.fs.size(name) for name in names)
 
     def _make(self, key: Key, topic_id: bytes, config: TopicConfig) -> PartitionLog:
         directory = directory_name(*key)
@@ -412,8 +413,7 @@ class LogManager:
 
     def _put_aside(self, directory: str, suffix: str) -> str:
         self._aside_count += 1
-        unique = f"{self._clock.now_ms():020x}{self._aside_count:012x}"
-        name = aside_name(directory, unique, suffix)
+        name = aside_name(directory, f"{self._clock.now_ms():020x}{self._aside_count:012x}", suffix)
         self.fs.rename(directory, name)
         log = logger.warning if suffix == STRAY_SUFFIX else logger.info
         log("directory put aside", extra={"fields": {"directory": directory, "renamed": name}})
@@ -476,12 +476,11 @@ class LogManager:
 
     def truncated(self, log: PartitionLog) -> None:
         """A log was cut: before anything is appended to it, no recovery may be told to start past its end."""
+        self.cleaner.truncated(log)
         try:
             self._checkpoints.lower((log.topic, log.partition), log.flushed_offset)
         except OSError as error:
-            raise KafkaError(
-                ErrorCode.KAFKA_STORAGE_ERROR, f"recovery point of {log.name}: {error}"
-            ) from error
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"cut of {log.name}: {error}") from error
 
     def _not_open(self) -> set[Key]:
         return self._offline.keys() | self._unclaimed.keys()
