@@ -1,7 +1,7 @@
 """What nodes of a cluster do for each other: read-your-writes, fencing, moving, leaving, and what they refuse."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -120,32 +120,81 @@ def test_without_a_majority_changes_fail_clearly_and_the_rest_goes_on() -> None:
     with_cluster(scenario)
 
 
+async def produced(node: Node, index: int, records: bytes, acks: int, transactional_id: str | None) -> int:
+    """The error that a produce to one partition of `t` is answered with."""
+    topics = [{"name": "t", "partition_data": [{"index": index, "records": records}]}]
+    body = {
+        "transactional_id": transactional_id,
+        "acks": acks,
+        "timeout_ms": 1_000,
+        "topic_data": topics,
+    }
+    reader, writer = await asyncio.open_connection(node.options.host, node.options.port)
+    request = encode_request_header(Api.PRODUCE, 9, 1, "test") + encode_request(Api.PRODUCE, 9, body)
+    writer.write(len(request).to_bytes(4, "big") + request)
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    reply = decode_response(Api.PRODUCE, 9, (await reader.readexactly(size))[5:])
+    writer.close()
+    await writer.wait_closed()
+    return int(reply.responses[0].partition_responses[0].error_code)
+
+
 def test_a_leader_that_may_be_deposed_does_not_judge_sequences() -> None:
-    async def produced(node: Node, sequence: int) -> int:
+    async def sent(node: Node, sequence: int) -> int:
         records = build_batch([(0, None, b"x", ())], producer_id=77, producer_epoch=0, base_sequence=sequence)
-        partitions = [{"index": node.id - 1, "records": records}]
-        body = {"acks": 1, "timeout_ms": 1_000, "topic_data": [{"name": "t", "partition_data": partitions}]}
-        reader, writer = await asyncio.open_connection(node.options.host, node.options.port)
-        head = encode_request_header(Api.PRODUCE, 9, 1, "test")
-        request = head + encode_request(Api.PRODUCE, 9, {"transactional_id": None, **body})
-        writer.write(len(request).to_bytes(4, "big") + request)
-        size = int.from_bytes(await reader.readexactly(4), "big")
-        reply = decode_response(Api.PRODUCE, 9, (await reader.readexactly(size))[5:])
-        writer.close()
-        await writer.wait_closed()
-        return int(reply.responses[0].partition_responses[0].error_code)
+        return await produced(node, node.id - 1, records, 1, None)
 
     async def scenario(cluster: Cluster) -> None:
         await cluster.create("t", [[1], [2], [3]])
         left = await cluster.active()
-        assert await produced(left, 0) == ErrorCode.NONE
-        assert await produced(left, 9) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert await sent(left, 0) == ErrorCode.NONE
+        assert await sent(left, 9) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         for node in cluster.alive:
             if node is not left:
                 await node.die()
         await until(lambda: left.broker.replication.is_in_doubt, "for heartbeats to be overdue")
-        assert await produced(left, 9) == ErrorCode.NOT_LEADER_OR_FOLLOWER
-        assert await produced(left, 1) == ErrorCode.NONE, "what fits is taken"
+        assert await sent(left, 9) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert await sent(left, 1) == ErrorCode.NONE, "what fits is taken"
+
+    with_cluster(scenario)
+
+
+def test_what_a_coordinator_had_to_verify_is_checked_as_of_the_append() -> None:
+    """The ISR may shrink, or the topic be made anew, while the coordinator is asked."""
+    records = build_batch(
+        [(0, None, b"x", ())], producer_id=77, producer_epoch=0, base_sequence=0, transactional=True
+    )
+
+    async def scenario(cluster: Cluster) -> None:
+        leader = await cluster.other()
+        follower = await cluster.other(leader)
+        await cluster.create("t", [[leader.id, follower.id]], min_insync_replicas="2")
+        asked: list[Callable[[ErrorCode], None]] = []
+        leader.broker.verifier.ask = lambda what, where, done: asked.append(done)  # type: ignore[method-assign]
+
+        async def answered_after(change: Callable[[], Awaitable[object]]) -> int:
+            asked.clear()
+            waiting = asyncio.create_task(produced(leader, 0, records, -1, "txn"))
+            await until(lambda: bool(asked), "for the coordinator to be asked")
+            await change()
+            asked[0](ErrorCode.NONE)
+            return await waiting
+
+        async def anew() -> None:
+            before = leader.image.topics["t"].id
+            await (await cluster.active()).ask(
+                Api.DELETE_TOPICS, 6, {"topics": [{"name": "t"}], "timeout_ms": 9_000}
+            )
+            await cluster.create("t", [[leader.id, follower.id]], min_insync_replicas="2")
+            await until(lambda: "t" in leader.image.topics and leader.image.topics["t"].id != before)
+
+        async def alone() -> None:
+            await follower.die()
+            await until(lambda: leader.broker.partition("t", 0).isr == (leader.id,), "for the ISR to shrink")
+
+        assert await answered_after(anew) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert await answered_after(alone) == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert leader.broker.partition("t", 0).log.log_end_offset == 0
 
     with_cluster(scenario)
 

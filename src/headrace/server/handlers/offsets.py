@@ -46,7 +46,6 @@ VERSION_NEVER = 2**15
 OFFSET_NOT_AVAILABLE_FROM = 5
 HIGH_WATERMARK = -1
 UNKNOWN = (-1, -1, -1)
-CONSUMER = -1
 NO_EPOCH = -1
 
 
@@ -133,8 +132,8 @@ def handle_offset_for_leader_epoch(broker: Broker, context: RequestContext, requ
                 partition = broker.partition(topic.topic, wanted.partition)
                 partition.check_epoch(wanted.current_leader_epoch)
                 epoch, end = _epoch_end(partition, wanted.leader_epoch)
-                if request.replica_id == CONSUMER:
-                    end = min(end, partition.high_watermark)
+                # Not bounded by the high watermark, of which a new leader knows less than clients have read: they
+                # would take their own position for one that was cut off.
                 answer |= {"leader_epoch": epoch, "end_offset": end}
             except KafkaError as error:
                 answer["error_code"] = error.code

@@ -226,9 +226,15 @@ class _Pending:
                     raise KafkaError(
                         ErrorCode.NOT_ENOUGH_REPLICAS, "a transaction ended meanwhile; to be verified again"
                     )
-                result, wait = self._append(self._broker.partition(*where), kept)
+                if self._broker.partition(*where) is not partition:
+                    raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the topic was made anew meanwhile")
+                if self._acks == ACKS_ALL:
+                    partition.check_min_insync()
+                result, wait = self._append(partition, kept)
             except KafkaError as failed:
-                result, wait = ProduceResult(partition.index, failed.code, message=failed.message), None
+                leader = self._leader(*where, failed.code)
+                result = ProduceResult(partition.index, failed.code, message=failed.message, leader=leader)
+                wait = None
             if not self._exchange.done:
                 results[at] = result
                 if wait is not None:
