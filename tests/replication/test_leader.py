@@ -1,5 +1,7 @@
 """A leader and its followers, step by step: what counts, who is told, and what is not told yet."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from headrace.base.errors import ErrorCode, KafkaError
@@ -8,7 +10,7 @@ from headrace.cluster.image import PartitionRegistration
 from headrace.records.builder import build_batch
 from headrace.replication.follower import Follower
 from headrace.replication.partition import Partition
-from headrace.server.handlers.offsets import EARLIEST, LATEST, offset_at
+from headrace.server.handlers.offsets import EARLIEST, LATEST, handle_offset_for_leader_epoch, offset_at
 from headrace.storage.log import PartitionLog
 from headrace.storage.memory import MemoryFileSystem
 
@@ -196,3 +198,61 @@ def test_a_leader_cut_off_sends_its_producers_elsewhere_and_one_that_only_lost_t
     assert refused.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
     partition.set_cut_off(False, 7_000, silence_ms=1_000)
     partition.check_min_insync()
+
+
+def test_a_follower_of_an_idle_partition_has_the_usual_time_for_the_first_record():
+    partition = leader()
+    for node_id in (2, 3):
+        fetch(partition, node_id, 0)
+    for node_id in (2, 3):
+        partition.followers[node_id].session.used_ms = 3_600_000.0  # it went on asking for others
+    partition.append(batch(), 1000)
+    eligible = lambda node, epoch: True  # noqa: E731
+    assert not partition.wants_change(3_600_001.0, LAG_MS, eligible)
+    assert partition.wants_change(3_600_001.0 + LAG_MS, LAG_MS, eligible)
+
+
+def test_a_leader_that_resigns_takes_others_in_before_it_leaves():
+    partition = leader(records=1, isr=(1,))
+    partition.note_damage(0)
+    fetch(partition, 2, 1)
+    eligible = lambda node, epoch: True  # noqa: E731
+    proposal = partition.propose(0.0, LAG_MS, eligible)
+    assert [node for node, _ in proposal.isr] == [1, 2]
+    partition.take(registration((1, 2), partition_epoch=11), 1, 0.0)
+    proposal = partition.propose(10_000.0 - LAG_MS, 10_000.0, eligible)
+    assert [node for node, _ in proposal.isr] == [2]
+
+
+def test_a_leader_alone_in_sync_no_longer_resigns():
+    partition = leader(isr=(1, 2))
+    partition.note_trouble(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR))
+    assert partition.resigning
+    partition.take(registration((1,), partition_epoch=11), 1, 0.0)
+    assert not partition.resigning
+
+
+def test_a_follower_with_an_empty_log_past_the_end_is_told_where_the_end_is():
+    partition = leader(records=5)
+    assert partition.diverging(100, -1) == (4, 5)
+    assert partition.diverging(5, -1) is None
+
+
+def test_a_leader_that_was_alone_knows_its_epoch_when_a_replica_is_added():
+    fs = MemoryFileSystem()
+    fs.makedirs("t-0")
+    partition = Partition("t", bytes(16), 0, 0, PartitionLog(fs, "t-0", "t", 0, topic_config({})))
+    partition.take(PartitionRegistration((1,), (1,), 1, 4, 1), 1, 0.0)
+    partition.take(PartitionRegistration((1, 2), (1,), 1, 4, 2, (2,)), 1, 0.0)
+    assert partition.log.epochs.latest_epoch == 4
+
+
+def test_a_consumer_that_read_beyond_what_a_new_leader_knows_of_is_not_told_that_it_was_cut_off():
+    partition = leader(records=3)
+    assert (partition.high_watermark, partition.end_is_known) == (0, False)
+    asked = SimpleNamespace(partition=0, current_leader_epoch=4, leader_epoch=3)
+    request = SimpleNamespace(replica_id=-1, topics=[SimpleNamespace(topic="t", partitions=[asked])])
+    broker = SimpleNamespace(partition=lambda topic, index: partition)
+    context = SimpleNamespace(authorize=lambda *args: True, throttle_ms=0)
+    (answer,) = handle_offset_for_leader_epoch(broker, context, request)["topics"][0]["partitions"]
+    assert (answer["leader_epoch"], answer["end_offset"]) == (3, 3)

@@ -1,6 +1,6 @@
 """What a follower is told through its session: where records are safe, also when nothing is appended any more."""
 
-from headrace.base.errors import ErrorCode
+from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.settings import topic_config
 from headrace.cluster.image import PartitionRegistration
 from headrace.records.builder import build_batch
@@ -119,3 +119,19 @@ def test_a_follower_that_has_to_cut_its_log_is_told_the_high_watermark_again():
     leader.fetch(2, (mine, 1), 7)
     assert [r.diverging for _, results in leader.replies[-1].topics for r in results] == [(1, 1)]
     assert leader.fetch(2, (mine, 2), 1) == [(ErrorCode.NONE, 1, 0)]
+
+
+def test_a_leader_that_cannot_read_its_disk_resigns_and_blames_no_follower(monkeypatch):
+    leader = Leader()
+    leader.append()
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "Input/output error")
+
+    monkeypatch.setattr(PartitionLog, "read", refuse)
+    told = leader.fetch(2, (0, 0), offset=0)
+    assert told == [(ErrorCode.KAFKA_STORAGE_ERROR, 0, 0)]
+    for epoch in range(1, 4):
+        leader.fetch(2, (leader.session_id, epoch), offset=0)
+    assert leader.partition.resigning
+    assert not leader.partition.followers[2].is_stuck

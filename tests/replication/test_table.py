@@ -114,6 +114,15 @@ def test_who_waits_on_a_deleted_topic_is_told(table):
     assert code(table, "t", 0) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+def test_who_waits_on_a_partition_that_moves_away_is_sent_to_look_for_its_leader(table):
+    image = apply(EMPTY, topic("t", 1, HERE))
+    table.apply(EMPTY, image)
+    told = []
+    table.get("t", 0).when_safe(1, False, True, told.append)
+    table.apply(image, apply(image, topic("t", 1, ELSEWHERE)))
+    assert told == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+
+
 def test_a_partition_that_had_no_room_is_opened_when_there_is(table, disk):
     disk.full = True
     image = apply(EMPTY, topic("t", 1, HERE))

@@ -131,7 +131,9 @@ def test_a_leader_on_a_full_disk_lets_another_lead_and_follows_when_there_is_roo
     village.run(1_000)
     assert village.registration.leader == 2
     village.produce()
-    village.run(1_000)
+    village.run(
+        6_000
+    )  # until the old leader, in sync again with all that was there, has asked twice for what is new
     assert len(village.acked) == 21
     village.houses[1].fs.heal()
     village.settle()
@@ -176,3 +178,61 @@ def test_a_throttled_replica_catches_up_at_its_rate_and_stays_in_sync_without(si
         village.run(5)
     village.run(200)
     assert village.houses[3].partition().log.log_end_offset == 300, "in sync, it is not held back"
+
+
+def test_all_disks_full_at_once_and_all_are_back_in_sync_when_there_is_room():
+    village = Village(6, min_insync_replicas="2")
+    grown(village)
+    for house in village.houses.values():
+        house.fs.fail("pwrite", errno.ENOSPC, times=1_000_000)
+    for _ in range(20):
+        village.produce()
+        village.run(500)
+    for house in village.houses.values():
+        house.fs.heal()
+    village.settle()
+    village.produce()
+    village.run(1_000)
+    assert len(village.acked) >= 21
+
+
+def test_a_leader_whose_segment_is_damaged_while_it_is_alone_in_sync_lets_others_join_and_then_lead():
+    village = Village(7, min_insync_replicas="2")
+    grown(village)
+    for node_id in (2, 3):
+        village.kill(node_id, at_once=True)
+    village.run(1_000)
+    assert village.registration.isr == (1,)
+    leader = village.houses[1].partition()
+    leader.note_damage(3)
+    for node_id in (2, 3):
+        village.revive(node_id)
+    village.run(8_000)
+    assert village.registration.leader in (2, 3)
+    village.settle()
+
+
+def test_a_damaged_segment_is_not_put_aside_while_the_leader_may_count_on_it():
+    village = Village(8)
+    grown(village)
+    follower = village.houses[3]
+    follower.partition().note_damage(0)
+    village._change(isr=(1, 2))
+    village.run(2_000)
+    assert set(village.registration.isr) == {1, 2, 3}, "it had everything, and came back with it"
+    assert not any(name.endswith(".corrupt") for name in follower.fs.listdir("t-0"))
+
+
+def test_a_replica_whose_damage_cannot_be_put_aside_follows_when_it_can():
+    village = Village(9)
+    grown(village)
+    damaged = village.houses[1]
+    damaged.fs.fail("rename", errno.EIO, times=1_000_000)
+    damaged.partition().note_damage(0)
+    village.run(5_000)
+    assert village.registration.leader != 1
+    assert 1 not in village.registration.isr
+    damaged.fs.heal()
+    village.run(5_000)
+    assert any(name.endswith(".corrupt") for name in damaged.fs.listdir("t-0"))
+    village.settle()

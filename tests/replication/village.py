@@ -257,11 +257,14 @@ class Village:
         for proposal in proposals:
             now = self.registration
             epochs = {n: b.epoch for n, b in self.truth.brokers.items() if b.may_lead}
+            members = dict(proposal.isr)
             if now.leader != leader or proposal.leader_epoch != now.leader_epoch:
                 errors.append(ErrorCode.FENCED_LEADER_EPOCH)
             elif proposal.partition_epoch != now.partition_epoch:
                 errors.append(ErrorCode.INVALID_UPDATE_VERSION)
-            elif any(e not in (-1, epochs.get(n)) or (n not in now.isr and e == -1) for n, e in proposal.isr):
+            elif (leader not in members and not members.keys() & set(now.isr)) or any(
+                e not in (-1, epochs.get(n)) or (n not in now.isr and e == -1) for n, e in members.items()
+            ):
                 errors.append(ErrorCode.INELIGIBLE_REPLICA)
             else:
                 joined = [n for n, _ in proposal.isr if n not in now.isr]

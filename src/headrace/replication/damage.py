@@ -32,11 +32,13 @@ def find_damage(partition: Partition, offset: int, max_bytes: int) -> int | None
 def put_aside(partition: Partition) -> bool:
     """Put aside the segment with the damage, and drop what follows it, to be fetched again; whether that was done.
 
-    Only outside the ISR: a member of it must not lose what others count on it to have. OSError when the disk refuses.
+    Only outside the ISR: a member of it must not lose what others count on it to have. OSError when the disk refuses;
+    the damage is forgotten by the caller, once the cut is written down.
     """
     if partition.damaged_at is None or partition.is_leader or partition.node_id in partition.isr:
         return False
-    end = trims.quarantine(partition.log, partition.damaged_at)
+    end = partition.log.log_end_offset
+    if partition.damaged_at < end:
+        end = trims.quarantine(partition.log, partition.damaged_at)
     partition.high_watermark = min(partition.high_watermark, end)
-    partition.damaged_at = None
     return True

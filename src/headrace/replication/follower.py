@@ -101,6 +101,11 @@ class Follower:
         self.end_offset = offset
         self.log_start_offset = log_start_offset
 
+    def was_caught_up(self) -> None:
+        """Something is appended behind its end: until now it had all, as of the last that it sent for any partition."""
+        if self.session is not None:
+            self.caught_up_ms = max(self.caught_up_ms, self.session.used_ms)
+
     def lag_ms(self, log_end_offset: int, now_ms: float) -> float:
         """For how long it has not had all of the log. One that has it is as current as its session is.
 

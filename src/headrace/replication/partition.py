@@ -34,7 +34,7 @@ from headrace.base.errors import ErrorCode, KafkaError
 from headrace.cluster.image import PartitionRegistration
 from headrace.cluster.partition_control import ANY_EPOCH, IsrProposal
 from headrace.replication.follower import Follower
-from headrace.replication.waiters import Done, Wake, after_both, release
+from headrace.replication.waiters import Done, Wake, after_both, fail, release
 from headrace.storage.epochs import EpochEntry
 from headrace.storage.log import Appended, LogSlice, PartitionLog
 from headrace.storage.origin import Origin
@@ -131,6 +131,8 @@ class Partition:
             self._hoped = frozenset()
             self._asked_ms = None
         self.leader, self.leader_epoch = registration.leader, registration.leader_epoch
+        if self.isr == (node_id,):
+            self.resigning = False  # there is nobody to resign to; the next write that is refused tells again
         changed = before != (self.leader, self.leader_epoch, node_id)
         if self.leader == node_id:
             if changed:
@@ -147,8 +149,6 @@ class Partition:
         end = self.log.log_end_offset
         if not led_before:
             self.epoch_start = end
-        if len(self.replicas) > 1 and self.leader_epoch > self.log.epochs.latest_epoch:
-            self.log.epochs.assign(self.leader_epoch, end)
         for follower in self.followers.values():
             self._refuse_follower(follower)
             follower.forget(now_ms)
@@ -164,20 +164,22 @@ class Partition:
         self.followers = NO_FOLLOWERS
         self.fail_waiters(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
-    def leave(self) -> None:
-        """The partition is no longer held here: nobody waits for it any more."""
+    def leave(self, error: ErrorCode) -> None:
+        """The partition is no longer held here: nobody waits for it any more, and who did is told why."""
         self.is_leader = False
         self.leader = NOWHERE
         for follower in self.followers.values():
             self._refuse_follower(follower)
         self.followers, self._needed = NO_FOLLOWERS, ()
-        self.fail_waiters(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        self.fail_waiters(error)
 
     def _know_followers(self, now_ms: float) -> None:
         """Followers are the other replicas; those of the maximal ISR hold the high watermark."""
         if len(self.replicas) == 1 and not self.followers:
             self._needed = ()
             return
+        if self.leader_epoch > self.log.epochs.latest_epoch:
+            self.log.epochs.assign(self.leader_epoch, self.log.log_end_offset)
         for node_id in self.followers.keys() - set(self.replicas):
             self._refuse_follower(self.followers.pop(node_id))
         if self.followers is NO_FOLLOWERS:
@@ -224,13 +226,12 @@ class Partition:
         try:
             appended = self.log.append(records, leader_epoch=self.leader_epoch, now_ms=now_ms)
         except KafkaError as error:
-            self._note_trouble(error)
+            self.note_trouble(error)
             raise
-        if self.resigning:
-            self.resigning = False  # there is room again
+        self.resigning = False  # there is room
         if not appended.duplicate:
             if self.followers:
-                self._wake_followers()
+                self._wake_followers(appended.first_offset)
             self.advance()
         return appended
 
@@ -242,15 +243,15 @@ class Partition:
                 memoryview(batches), leader_epoch=self.leader_epoch, now_ms=now_ms, origin=Origin.COORDINATOR
             )
         except KafkaError as error:
-            self._note_trouble(error)
+            self.note_trouble(error)
             raise
         if self.followers:
-            self._wake_followers()
+            self._wake_followers(appended.first_offset)
         self.advance()
         return appended
 
-    def _note_trouble(self, error: KafkaError) -> None:
-        """A write that the disk refused: with others in sync, one of them should lead."""
+    def note_trouble(self, error: KafkaError) -> None:
+        """A write or a read that the disk refused: with others in sync, one of them should lead."""
         if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
             self._resign()
 
@@ -265,9 +266,11 @@ class Partition:
             self.damaged_at = offset
             self.on_trouble(self)
 
-    def _wake_followers(self) -> None:
+    def _wake_followers(self, end_before: int) -> None:
         for follower in self.followers.values():
             if follower.watching:
+                if follower.end_offset >= end_before:
+                    follower.was_caught_up()
                 follower.session.ready(follower)  # type: ignore[union-attr] # who watches has a session
 
     @property
@@ -342,15 +345,13 @@ class Partition:
             self.fail_waiters(ErrorCode.KAFKA_STORAGE_ERROR)
             self._resign()
             return
-        if self._flushes:
-            release(self._flushes, self.log.flushed_offset, ErrorCode.NONE)
+        release(self._flushes, self.log.flushed_offset, ErrorCode.NONE)
         self.advance()
 
     def fail_waiters(self, error: ErrorCode) -> None:
         """Answer all who wait: what they wait for will not come here."""
-        for waiters in (self._acks, self._flushes):
-            while waiters:
-                waiters.popleft()[1](error)
+        fail(self._acks, error)
+        fail(self._flushes, error)
         self._wake_low_waiters()
         self.wake_readers()
 
@@ -360,16 +361,16 @@ class Partition:
             f.session is None or now_ms - f.session.used_ms > silence_ms for f in self._needed
         )
         if self.cut_off:
-            for waiters in (self._acks, self._flushes):
-                while waiters:
-                    waiters.popleft()[1](ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            fail(self._acks, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            fail(self._flushes, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     # -- the leader: its followers -------------------------------------------------------------------------------------
 
     def diverging(self, offset: int, last_epoch: int) -> EpochEntry | None:
         """Where a follower that ends at `offset`, written in `last_epoch`, has what this log does not; None if not."""
-        if last_epoch < 0:
-            return None
+        if last_epoch < 0:  # an empty log; after an unclean election it may begin past this one's end
+            end = self.log.log_end_offset
+            return EpochEntry(self.log.epochs.latest_epoch, end) if offset > end else None
         epoch, end = self.log.epoch_end_offset(last_epoch)
         if epoch == -1 or end == -1:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"epoch {last_epoch} is not known here")
@@ -433,8 +434,8 @@ class Partition:
                     wanted.append(node_id)
             elif self.may_join(follower, eligible):
                 wanted.append(node_id)
-        if (self.resigning or self.damaged_at is not None) and len(wanted) > 1:
-            wanted.remove(self.node_id)
+        if (self.resigning or self.damaged_at is not None) and set(wanted) & set(self.isr) - {self.node_id}:
+            wanted.remove(self.node_id)  # who only joins by its word is none to lead yet
         return wanted
 
     # -- the follower --------------------------------------------------------------------------------------------------
@@ -487,6 +488,7 @@ class Partition:
         try:
             return self.log.read(offset, max_bytes, max_offset=limit, min_one_batch=min_one_batch)
         except KafkaError as error:
+            self.note_trouble(error)
             if error.code is ErrorCode.CORRUPT_MESSAGE:
                 self.note_damage(offset)
             raise

@@ -114,7 +114,8 @@ class Replicas:
         self._pumping = False
         self._sending_isr = False
         self._checked_ms = 0.0
-        self._damaged: dict[Partition, None] = {}
+        self._unmended: dict[Partition, None] = {}
+        """Damaged replicas whose disk did not let the damage be put aside: they follow nobody until it does."""
         self._alone = False
         self._served, self._fetched = Throttle(), Throttle()
         self.configure(settings)
@@ -147,8 +148,9 @@ class Replicas:
     def _on_role(self, partition: Partition) -> None:
         """A partition has another leader, or another epoch of the same."""
         partition.on_trouble = self._on_trouble
-        if partition.damaged_at is not None:
-            self._mend(partition)
+        if not self._is_sound(partition):
+            self._unfollow(partition)
+            return
         leader = partition.leader
         self._unfollow(partition, but=leader)
         if leader >= 0 and leader != self.node_id:
@@ -170,7 +172,7 @@ class Replicas:
             self._edge.flush(partition)
 
     def _on_drop(self, partition: Partition) -> None:
-        self._damaged.pop(partition, None)
+        self._unmended.pop(partition, None)
         self._unfollow(partition)
 
     def _unfollow(self, partition: Partition, but: int = -1) -> None:
@@ -309,29 +311,28 @@ class Replicas:
                 }
             },
         )
-        if partition.damaged_at is not None:
-            self._damaged[partition] = None
         if partition.is_leader:
             self._want(partition)
 
-    def _mend(self, partition: Partition) -> None:
-        """Put a damaged segment aside and fetch it anew, once this replica is out of the ISR."""
+    def _is_sound(self, partition: Partition) -> bool:
+        """Put a damaged segment aside, to be fetched anew, if this replica is out of the ISR; False if it cannot be.
+
+        Only before the leader of an epoch has heard of this replica: after that it may have asked the controller to
+        take it into the ISR, for all that it has now.
+        """
+        self._unmended.pop(partition, None)
         try:
-            if not put_aside(partition):
-                return
-            self._edge.truncated(partition)
+            if put_aside(partition):
+                self._edge.truncated(partition)
+                partition.damaged_at = None
         except (OSError, KafkaError) as error:
+            self._unmended[partition] = None
             logger.error(
                 "a damaged segment cannot be put aside",
                 extra={"fields": {"partition": partition.log.name, "why": str(error)}},
             )
-            return
-        self._damaged.pop(partition, None)
-        leader = self._leader_of.get((partition.topic_id, partition.index), -1)
-        if leader >= 0:
-            self._fetchers[leader].add(partition)
-            self._pump_due.add(leader)
-            self._pump_soon()
+            return False
+        return True
 
     def _eligible(self, node_id: int, broker_epoch: int) -> bool:
         """Whether a broker may be in sync anywhere: it is registered as it says, and not about to leave."""
@@ -383,7 +384,7 @@ class Replicas:
         if now_ms - self._checked_ms >= min(self._settings.lag_max_ms / 2, ISR_CHECK_MS_MAX):
             self._check_isr(now_ms)
         self._sessions.release_held()
-        for partition in list(self._damaged):
-            self._mend(partition)
+        for partition in list(self._unmended):
+            self._on_role(partition)
         if self._isr.waiting:
             self._send_isr()

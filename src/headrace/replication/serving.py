@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol, TypeAlias
 
 from headrace.base.errors import ErrorCode, KafkaError
-from headrace.replication.follower import Follower
+from headrace.replication.follower import UNKNOWN_OFFSET, Follower
 from headrace.replication.partition import Partition
 from headrace.wire.fetch import FetchPartition, FetchRequest, FetchResult
 
@@ -298,7 +298,9 @@ class Session:
                 min_one_batch=first,
             )
         except KafkaError as error:
+            partition.note_trouble(error)
             follower.watching = False
+            follower.offset = UNKNOWN_OFFSET  # it was sent nothing: to ask again is no sign of trouble there
             return FetchResult(follower.partition_index, error.code, *_ends(partition))
         if not piece.size:
             if follower.offset < log.log_end_offset and not first:

@@ -121,7 +121,7 @@ class PartitionTable:
             present = held.get(index)
             if self._node_id not in registration.replicas:
                 if present is not None:
-                    self._drop_one(topic.name, index, held.pop(index))
+                    self._drop_one(topic.name, index, held.pop(index), ErrorCode.NOT_LEADER_OR_FOLLOWER)
             elif isinstance(present, Partition):
                 if present.take(registration, self._node_id, now_ms):
                     self._on_role(present)
@@ -162,13 +162,15 @@ class PartitionTable:
 
     def _drop(self, name: str) -> None:
         for index, partition in self._topics.pop(name, {}).items():
-            self._drop_one(name, index, partition)
+            self._drop_one(name, index, partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
-    def _drop_one(self, name: str, index: int, partition: Partition | KafkaError | TopicImage) -> None:
+    def _drop_one(
+        self, name: str, index: int, partition: Partition | KafkaError | TopicImage, error: ErrorCode
+    ) -> None:
         self._doomed[name, index] = None
         self._failed.discard((name, index))
         if isinstance(partition, Partition):
-            partition.leave()
+            partition.leave(error)
             self._on_drop(partition)
 
     def _delete(self, key: tuple[str, int]) -> None:

@@ -10,9 +10,15 @@ Done: TypeAlias = Callable[[ErrorCode], None]
 Wake: TypeAlias = Callable[[], None]
 
 
-def release(waiters: deque[tuple[int, Done]], reached: int, error: ErrorCode) -> None:
+def release(waiters: deque[tuple[int, Done]] | None, reached: int, error: ErrorCode) -> None:
     """Tell those who waited for an offset that is reached. They stand in the order of their offsets."""
     while waiters and waiters[0][0] <= reached:
+        waiters.popleft()[1](error)
+
+
+def fail(waiters: deque[tuple[int, Done]] | None, error: ErrorCode) -> None:
+    """Tell all of them that what they wait for will not come."""
+    while waiters:
         waiters.popleft()[1](error)
 
 
