@@ -236,3 +236,13 @@ def test_a_replica_whose_damage_cannot_be_put_aside_follows_when_it_can():
     village.run(5_000)
     assert any(name.endswith(".corrupt") for name in damaged.fs.listdir("t-0"))
     village.settle()
+
+
+def test_a_leader_that_has_no_room_for_a_log_lets_another_lead():
+    village = Village(10)
+    village.houses[1].fs.fail("makedirs", errno.ENOSPC, times=1_000_000)
+    village.run(5_000)
+    assert village.registration.leader == 2
+    village.produce()
+    village.run(1_000)
+    assert len(village.acked) == 1

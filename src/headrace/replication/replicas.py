@@ -16,6 +16,7 @@ from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
 from headrace.base.settings_types import LONG_MAX
 from headrace.cluster.image import EMPTY, ClusterImage
+from headrace.cluster.partition_control import ANY_EPOCH, IsrProposal
 from headrace.replication.damage import find_damage, put_aside
 from headrace.replication.fetcher import Fetcher, FetchLimits
 from headrace.replication.follower import Follower
@@ -107,6 +108,7 @@ class Replicas:
             now_ms=edge.now_ms,
         )
         self._sessions = Sessions(self, edge.defer)
+        self._controller = controller
         self._isr = IsrChanges(controller)
         self._fetchers: dict[int, Fetcher] = {}
         self._leader_of: dict[tuple[bytes, int], int] = {}
@@ -359,6 +361,23 @@ class Replicas:
                 partition.tell_log_start()
                 if partition.wants_change(now_ms, self._settings.lag_max_ms, self._eligible):
                     self._want(partition)
+        self._resign_unopened()
+
+    def _resign_unopened(self) -> None:
+        """Let others lead what this broker is to lead and has no log of, for want of room, say."""
+        resignations = []
+        for name, index in self.table.unopened_for_trouble:
+            topic = self._image.topics[name]
+            now = topic.partitions[index]
+            others = [(member, ANY_EPOCH) for member in now.isr if member != self.node_id]
+            if now.leader == self.node_id and others:
+                resignations.append(
+                    IsrProposal(topic.id, index, now.leader_epoch, now.partition_epoch, tuple(others))
+                )
+        if resignations:
+            self._controller.alter_partitions(
+                resignations, lambda errors: None
+            )  # asked again with the next check
 
     def hear_controller(self, heard: bool) -> None:
         """Whether the controller has been heard of lately. Without it, replicas that all fetch go on as ever."""

@@ -109,9 +109,14 @@ class PartitionTable:
                 self._drop(name)
             self._take(topic)
 
+    @property
+    def unopened_for_trouble(self) -> list[tuple[str, int]]:
+        """Partitions that are placed here and could not be opened."""
+        return list(self._failed)
+
     def retry(self, image: ClusterImage) -> None:
         """Try again to open what could not be opened: a disk that was full may have room by now."""
-        for name, index in list(self._failed):
+        for name, index in self.unopened_for_trouble:
             self._topics[name][index] = self._open(image.topics[name], index)
 
     def _take(self, topic: TopicImage) -> None:
