@@ -15,6 +15,18 @@ class Malformed(ValueError):
     """Bytes that are not the message they should be."""
 
 
+class PartitionLoad(msgspec.Struct, frozen=True, array_like=True):
+    """What one partition has to do with its broker's load: what would go if it went."""
+
+    topic: str
+    index: int
+    size_bytes: int = 0
+    bytes_in: float = 0.0
+    """A second, as all the rates; from producers, so nothing where the replica follows."""
+    bytes_out: float = 0.0
+    messages_in: float = 0.0
+
+
 class BrokerLoad(msgspec.Struct, frozen=True, array_like=True):
     """What a broker has to do, measured over the last moments."""
 
@@ -29,6 +41,8 @@ class BrokerLoad(msgspec.Struct, frozen=True, array_like=True):
     messages_in: float = 0.0
     partitions: int = 0
     leaders: int = 0
+    heaviest: tuple[PartitionLoad, ...] = ()
+    """The few partitions that most of it comes from, so that the report stays small however many there are."""
 
 
 class RegisterRequest(msgspec.Struct, frozen=True, array_like=True):

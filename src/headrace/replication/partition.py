@@ -59,6 +59,7 @@ class Partition:
         "_low_waiters",
         "_needed",
         "_readers",
+        "bytes_out",
         "cut_off",
         "damaged_at",
         "epoch_start",
@@ -104,6 +105,7 @@ class Partition:
         self.epoch_start = self.high_watermark
         """The log's end when this broker began to lead; the high watermark is not told before it reached this."""
         self.followers = NO_FOLLOWERS
+        self.bytes_out = 0  # to consumers and followers
         self.resigning = False
         """This leader wants another to lead: its disk does not take what it should."""
         self.cut_off = False

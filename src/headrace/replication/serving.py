@@ -308,6 +308,7 @@ class Session:
                 return None
             return self._tell(follower)
         follower.watching = False
+        partition.bytes_out += piece.size
         self._host.sent(partition, follower, piece.size)
         ends = _note(partition, follower)
         return FetchResult(

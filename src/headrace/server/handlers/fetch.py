@@ -57,7 +57,17 @@ def handle_fetch(broker: Broker, exchange: Exchange, frame: memoryview, body: in
 class _Fetch:
     """A fetch under way: what it wants, and where it is parked."""
 
-    __slots__ = ("_broker", "_exchange", "_parked", "_request", "_session", "_timer", "_wanted", "_whole")
+    __slots__ = (
+        "_broker",
+        "_exchange",
+        "_found",
+        "_parked",
+        "_request",
+        "_session",
+        "_timer",
+        "_wanted",
+        "_whole",
+    )
 
     def __init__(
         self, broker: Broker, exchange: Exchange, request: FetchRequest, session: FetchSession | None
@@ -77,6 +87,7 @@ class _Fetch:
             ]
         else:
             self._wanted = list(session.partitions.items())
+        self._found: list[tuple[Partition, int]] = []  # what was last read of each, charged when it is sent
         self._parked: list[Partition] = []
         self._timer: Timer | None = None
 
@@ -98,6 +109,7 @@ class _Fetch:
         left = min(request.max_bytes, broker.config.fetch_max_bytes)
         results: list[tuple[Key, FetchResult]] = []
         total, urgent = 0, False
+        self._found = []
         for key, wanted in self._wanted:
             result = self._read_one(key, wanted, left, total == 0)
             if result.size:
@@ -130,6 +142,8 @@ class _Fetch:
                     partition.log.log_start_offset,
                 )
             return FetchResult(key[2], error.code, leader=self._leader(key, error.code))
+        if piece.size:
+            self._found.append((partition, piece.size))
         return FetchResult(
             key[2],
             ErrorCode.NONE,
@@ -215,6 +229,8 @@ class _Fetch:
 
     def _answer(self, results: list[tuple[Key, FetchResult]]) -> None:
         session, context = self._session, self._exchange.context
+        for partition, size in self._found:
+            partition.bytes_out += size
         if session is not None:
             if not self._whole:
                 results = [(key, result) for key, result in results if session.changed(key, result)]
