@@ -58,13 +58,15 @@ class ClusterConfig(Configuration):
         False,
         _BOOLEAN,
         "Whether the active controller moves leadership and replicas from brokers that measure much more load than "
-        "the average to those that measure least. It logs each move with its reason. Headrace's own.",
+        "the average (CPU, network, messages, disk) to those that measure least. It logs each move with its reason. "
+        "Headrace's own.",
         reload=_LIVE,
     )
     balancer_interval_ms: int = setting(
         30_000,
         _LONG,
-        "How long the balancer waits after each move, so that its effect is in the next measurement. Headrace's own.",
+        "How long the balancer waits after each move, so that its effect is in the next measurement; in any case "
+        "for three heartbeats. Headrace's own.",
         bound=AtLeast(100),
         reload=_LIVE,
     )

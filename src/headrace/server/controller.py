@@ -13,7 +13,7 @@ from headrace.base.clock import Clock, Timer
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
 from headrace.base.settings import BrokerConfig, topic_config
-from headrace.cluster.balance import next_move
+from headrace.cluster.balance import Balancer
 from headrace.cluster.broker_control import BrokerControl
 from headrace.cluster.control_messages import (
     HeartbeatReply,
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 TICK_MS: Final = 100
 REBALANCED_AT_ONCE_MAX: Final = 1_000
+REPORTS_BETWEEN_MOVES: Final = 3
+"""Of these heartbeats the last measures only what was after the move."""
 
 T = TypeVar("T")
 Answered: TypeAlias = Callable[[Sequence[ErrorCode] | None], None]
@@ -68,6 +70,7 @@ class Controller:
         self._to_vote_again: dict[int, str] = {}
         """Voters that came with a new directory, and are to vote again when they have the log."""
         self._timer: Timer | None = None
+        self._balancer = Balancer()
         self._balance_ms = 0.0
         self._moved_ms = 0.0
 
@@ -90,6 +93,7 @@ class Controller:
             return
         now_ms = self._clock.monotonic_ms()
         self._balance_ms = self._moved_ms = now_ms
+        self._balancer = Balancer()
         self._to_vote_again.clear()
         self.brokers.begin(self._metadata.pending, now_ms, self._metadata.quorum.leader_before())
         if not self._metadata.pending.cluster_id:
@@ -144,10 +148,17 @@ class Controller:
 
     def _balance_load(self, now_ms: float) -> None:
         config, pending = self._config(), self._metadata.pending
-        if not config.balancer_enable or now_ms - self._moved_ms < config.balancer_interval_ms:
+        wait_ms = max(
+            config.balancer_interval_ms, REPORTS_BETWEEN_MOVES * config.broker_heartbeat_interval_ms
+        )
+        if not config.balancer_enable or now_ms - self._moved_ms < wait_ms:
             return
         self._moved_ms = now_ms
-        move = next_move(pending, self.brokers.loads(pending), config.balancer_tolerance_percentage / 100)
+        move = self._balancer.look(
+            pending,
+            self.brokers.loads(pending),
+            config.balancer_tolerance_percentage / 100,
+        )
         if move is not None:
             logger.warning("balancer moves", extra={"fields": {"why": move.why}})
             self._propose(move.records)
