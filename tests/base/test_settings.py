@@ -268,6 +268,8 @@ def test_one_number_for_node_and_broker() -> None:
         {"log.dirs": "/a,/b"},
         {"max.connections.per.ip": "0"},
         {"num.partitions": "0"},
+        {"balancer.excluded.brokers": "1,x"},
+        {"balancer.excluded.brokers": "-1"},
         {"group.min.session.timeout.ms": "9999999"},
         {"log.cleaner.min.compaction.lag.ms": "5", "log.cleaner.max.compaction.lag.ms": "1"},
     ],

@@ -308,11 +308,12 @@ def test_loads_are_reported_and_the_balancer_hands_leadership_to_who_has_less_an
             "configs": [
                 {"name": "balancer.enable", "config_operation": 0, "value": "true"},
                 {"name": "balancer.interval.ms", "config_operation": 0, "value": "100"},
+                {"name": "balancer.excluded.brokers", "config_operation": 0, "value": "2"},
             ],
         }
         body = {"resources": [resource]}
         assert (await active.ask(Api.INCREMENTAL_ALTER_CONFIGS, 1, body)).responses[0].error_code == 0
-        await until(lambda: all(cluster.partition("t", i).leader != 1 for i in range(4)), "for all moves")
+        await until(lambda: all(cluster.partition("t", i).leader == 3 for i in range(4)), "for all moves")
 
     with_cluster(scenario)
 

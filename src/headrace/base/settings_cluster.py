@@ -5,6 +5,7 @@ Part of `BrokerConfig`, in a module of their own because they belong together.
 
 from headrace.base.settings_types import (
     AtLeast,
+    BrokerIds,
     ConfigType,
     Configuration,
     EachOf,
@@ -75,6 +76,14 @@ class ClusterConfig(Configuration):
         _INT,
         "How far above the average a broker's load may be before something is moved away. Headrace's own.",
         bound=AtLeast(1),
+        reload=_LIVE,
+    )
+    balancer_excluded_brokers: tuple[str, ...] = setting(
+        (),
+        _LIST,
+        "Brokers that the balancer gives nothing to and takes nothing from. One that is drained belongs here before, "
+        "or it is filled again as a new one is. Headrace's own.",
+        bound=BrokerIds(),
         reload=_LIVE,
     )
     auto_leader_rebalance_enable: bool = setting(

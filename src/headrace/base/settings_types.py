@@ -20,6 +20,7 @@ __all__ = [
     "AtLeast",
     "Between",
     "Bound",
+    "BrokerIds",
     "ConfigType",
     "Configuration",
     "EachOf",
@@ -142,6 +143,17 @@ class EachOf(OneOf):
     def check(self, value: Any) -> None:
         for word in value:
             super().check(word)
+
+
+class BrokerIds:
+    """A list of brokers by their ids."""
+
+    __slots__ = ()
+
+    def check(self, value: Any) -> None:
+        for word in value:
+            if not _is_integer(word) or not 0 <= int(word) <= INT_MAX:
+                raise Refusal(word, "Value must be the id of a broker")
 
 
 class ThrottledReplicas:

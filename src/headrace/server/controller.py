@@ -158,6 +158,7 @@ class Controller:
             pending,
             self.brokers.loads(pending),
             config.balancer_tolerance_percentage / 100,
+            [int(each) for each in config.balancer_excluded_brokers],
         )
         if move is not None:
             logger.warning("balancer moves", extra={"fields": {"why": move.why}})
