@@ -247,8 +247,7 @@ class Partition:
         except KafkaError as error:
             self.note_trouble(error)
             raise
-        if self.followers:
-            self._wake_followers(appended.first_offset)
+        self._wake_followers(appended.first_offset)
         self.advance()
         return appended
 
@@ -330,10 +329,9 @@ class Partition:
             release(self._acks, limit, error)
         if self._readers:
             self.wake_readers()
-        if self.followers:
-            for follower in self.followers.values():
-                if follower.watching:
-                    follower.session.stale(follower)  # type: ignore[union-attr]
+        for follower in self.followers.values():
+            if follower.watching:
+                follower.session.stale(follower)  # type: ignore[union-attr]
 
     @property
     def wants_flush(self) -> bool:
