@@ -18,6 +18,7 @@ from headrace.base.settings import (
     Reload,
     TopicConfig,
     broker_config,
+    check_topic_config,
     topic_config,
 )
 from headrace.base.settings_types import render
@@ -61,7 +62,7 @@ KAFKA_TOPIC_KEYS = [
 
 def refusal(overrides: dict[str, str]) -> str:
     with pytest.raises(KafkaError) as raised:
-        topic_config(overrides)
+        check_topic_config(overrides)
     assert raised.value.code is ErrorCode.INVALID_CONFIG
     return raised.value.message
 
@@ -221,6 +222,16 @@ def test_a_minimum_lag_above_the_maximum_is_refused() -> None:
         refusal({"min.compaction.lag.ms": "1000", "max.compaction.lag.ms": "2"})
         == "conflict topic config setting min.compaction.lag.ms (1000) > max.compaction.lag.ms (2)"
     )
+
+
+def test_a_topic_whose_settings_contradict_the_brokers_can_still_be_run() -> None:
+    broker = broker_config({"log.cleaner.max.compaction.lag.ms": "2"})
+    own = {"min.compaction.lag.ms": "1000", "unclean.leader.election.enable": "true"}
+    config = topic_config(own, broker)
+    assert (config.min_compaction_lag_ms, config.max_compaction_lag_ms) == (1000, 2)
+    assert config.unclean_leader_election_enable
+    with pytest.raises(KafkaError, match="conflict topic config"):
+        check_topic_config(own, broker)
 
 
 @pytest.mark.parametrize(

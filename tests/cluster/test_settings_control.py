@@ -5,7 +5,7 @@ import pytest
 from headrace.base.errors import ErrorCode
 from headrace.base.settings import BrokerConfig, broker_config
 from headrace.cluster.image import EMPTY, ClusterImage, apply
-from headrace.cluster.records import BrokerRecord, TopicRecord
+from headrace.cluster.records import BrokerRecord, ConfigRecord, TopicRecord
 from headrace.cluster.settings_control import (
     Change,
     Operation,
@@ -35,9 +35,11 @@ def alter(
     return apply(image, records)
 
 
-def refusal(kind: int, name: str, *changes: tuple[str, int, str | None]) -> tuple[ErrorCode, str]:
+def refusal(
+    kind: int, name: str, *changes: tuple[str, int, str | None], image: ClusterImage = BASE
+) -> tuple[ErrorCode, str]:
     request = ResourceChange(kind, name, [Change(*change) for change in changes])
-    records, [result] = alter_settings(BASE, [request], broker_config({}))
+    records, [result] = alter_settings(image, [request], broker_config({}))
     assert records == []
     assert result.error is not None
     return result.error.code, result.error.message
@@ -162,6 +164,42 @@ def test_changes_that_cannot_be(
     kind: int, name: str, change: tuple[str, int, str | None], code: int, words: str
 ) -> None:
     assert refusal(kind, name, change) == (ErrorCode(code), words)
+
+
+MIN_LAG, MAX_LAG = "log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"
+
+
+@pytest.mark.parametrize("broker", ["", "1"])
+def test_a_default_that_contradicts_a_topics_own_setting_is_refused_with_its_name(broker: str) -> None:
+    image = alter(BASE, Resource.TOPIC, "t", ("min.compaction.lag.ms", SET, "10000"))
+    assert refusal(Resource.BROKER, broker, (MAX_LAG, SET, "5000"), image=image) == (
+        ErrorCode.INVALID_CONFIG,
+        (
+            "The settings of topic 't' do not go with this default: conflict topic config setting "
+            "min.compaction.lag.ms (10000) > max.compaction.lag.ms (5000)"
+        ),
+    )
+    alter(image, Resource.BROKER, broker, (MAX_LAG, SET, "10000"))
+
+
+def test_a_topic_and_a_default_of_one_request_may_not_contradict_each_other() -> None:
+    requests = [
+        ResourceChange(Resource.BROKER, "", [Change(MAX_LAG, SET, "5000")]),
+        ResourceChange(Resource.TOPIC, "t", [Change("min.compaction.lag.ms", SET, "10000")]),
+    ]
+    records, results = alter_settings(BASE, requests, broker_config({}))
+    assert [(each.type, each.error and each.error.code) for each in results] == [
+        (Resource.BROKER, ErrorCode.INVALID_CONFIG),
+        (Resource.TOPIC, None),
+    ]
+    assert records == [ConfigRecord(Resource.TOPIC, "t", "min.compaction.lag.ms", "10000")]
+
+
+def test_a_topic_that_contradicts_the_defaults_already_keeps_no_other_default_from_changing() -> None:
+    lag = ConfigRecord(Resource.TOPIC, "t", "min.compaction.lag.ms", "10000")
+    image = apply(BASE, [lag, ConfigRecord(Resource.BROKER, "", MAX_LAG, "5000")])
+    image = alter(image, Resource.BROKER, "", ("message.max.bytes", SET, "2000000"))
+    assert MAX_LAG not in alter(image, Resource.BROKER, "", (MAX_LAG, DELETE, None)).config(4, "")
 
 
 def test_a_key_named_twice_is_refused() -> None:

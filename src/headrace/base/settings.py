@@ -25,6 +25,7 @@ __all__ = [
     "Setting",
     "TopicConfig",
     "broker_config",
+    "check_topic_config",
     "setting",
     "topic_config",
     "topic_setting",
@@ -47,10 +48,24 @@ def topic_setting(name: str) -> Setting:
 def topic_config(overrides: Mapping[str, str], broker: BrokerConfig | None = None) -> TopicConfig:
     """The effective settings of a topic: its overrides over what the broker's settings give every topic.
 
-    Topics with the same overrides share one instance, and those without any hold the broker's own.
+    Topics with the same overrides share one instance, and those without any hold the broker's own. Values that
+    contradict each other are given as they are: defaults differ from broker to broker, and whoever runs a topic must
+    not fail because of one. `check_topic_config` is for who is about to set them.
     """
     defaults = _KAFKA_DEFAULTS if broker is None else broker.topic_defaults
     return _topic_config(tuple(sorted(overrides.items())), defaults) if overrides else defaults
+
+
+def check_topic_config(overrides: Mapping[str, str], broker: BrokerConfig | None = None) -> None:
+    """INVALID_CONFIG when a topic on that broker could not have these overrides."""
+    config = topic_config(overrides, broker)
+    _compaction_lags_agree(config.min_compaction_lag_ms, config.max_compaction_lag_ms)
+    if config.remote_storage_enable:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            "Tiered Storage functionality is disabled in the broker. "
+            "Topic cannot be configured with remote log storage.",
+        )
 
 
 def broker_config(
@@ -135,15 +150,7 @@ def _topic_config(overrides: tuple[tuple[str, str], ...], defaults: TopicConfig)
     for name, text in overrides:
         entry = topic_setting(name)
         values[entry.attribute] = entry.value(text)
-    config = TopicConfig(**values)
-    _compaction_lags_agree(config.min_compaction_lag_ms, config.max_compaction_lag_ms)
-    if config.remote_storage_enable:
-        raise KafkaError(
-            ErrorCode.INVALID_CONFIG,
-            "Tiered Storage functionality is disabled in the broker. "
-            "Topic cannot be configured with remote log storage.",
-        )
-    return config
+    return TopicConfig(**values)
 
 
 def _compaction_lags_agree(least_ms: int, most_ms: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from headrace.base.errors import ErrorCode, KafkaError
-from headrace.base.settings import BrokerConfig, topic_config
+from headrace.base.settings import BrokerConfig, check_topic_config
 from headrace.cluster.elections import leadership_of
 from headrace.cluster.image import TOPIC_RESOURCE, ClusterImage, TopicImage
 from headrace.cluster.names import CLUSTER_METADATA_TOPIC, Collisions, check_topic_name
@@ -175,7 +175,7 @@ class _Creation:
                     ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {name}"
                 )
             configs[name] = value
-        topic_config(configs, self._config)
+        check_topic_config(configs, self._config)
         return configs
 
     def _placed(self, request: NewTopic) -> list[tuple[int, ...]]:

@@ -1,12 +1,14 @@
 """The controller's decisions about settings: changes and an image in, records and an answer for each resource out.
 
 Pure, like `controller`. Invariant: what a resource ends up with is checked as a whole before any record is made, so an
-accepted value can always be read back into a configuration. Codes and words are Kafka's: a wrong value of a topic or a
-group is INVALID_CONFIG, of a broker INVALID_REQUEST. Called by the handlers of settings.
+accepted value can always be read back into a configuration; defaults are also checked against what every topic has of
+its own. Codes and words are Kafka's: a wrong value of a topic or a group is INVALID_CONFIG, of a broker
+INVALID_REQUEST. Called by the handlers of settings.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -18,12 +20,12 @@ from headrace.base.settings import (
     Reload,
     Setting,
     broker_config,
-    topic_config,
+    check_topic_config,
 )
 from headrace.base.settings_group import CLIENT_METRICS_SETTINGS, GROUP_SETTINGS
 from headrace.base.settings_topic import TOPIC_SETTINGS
 from headrace.base.settings_types import java_list
-from headrace.cluster.image import ClusterImage
+from headrace.cluster.image import NO_CONFIG, ClusterImage, apply
 from headrace.cluster.names import check_topic_name
 from headrace.cluster.records import ConfigRecord, MetadataRecord
 
@@ -97,19 +99,19 @@ _TABLES: Mapping[int, Mapping[str, Setting]] = {
 def alter_settings(
     image: ClusterImage, requests: Sequence[ResourceChange], config: BrokerConfig
 ) -> tuple[list[MetadataRecord], list[Altered]]:
-    """Decide on changes to settings, each resource by itself."""
+    """Decide on changes to settings, each resource by itself, brokers after all others: they set what those inherit."""
     records: list[MetadataRecord] = []
-    results: list[Altered] = []
+    errors: dict[int, KafkaError] = {}
     named = Counter((request.type, request.name) for request in requests)
-    for request in requests:
+    for index, request in sorted(enumerate(requests), key=lambda each: each[1].type == Resource.BROKER):
         try:
             if named[request.type, request.name] > 1:
                 raise _bad_request("Each resource must appear at most once.")
-            records += _decide(image, request, config)
+            seen = apply(image, records) if request.type == Resource.BROKER else image
+            records += _decide(seen, request, config)
         except KafkaError as error:
-            results.append(Altered(request.type, request.name, error))
-        else:
-            results.append(Altered(request.type, request.name, None))
+            errors[index] = error
+    results = [Altered(*request[:2], errors.get(index)) for index, request in enumerate(requests)]
     return records, results
 
 
@@ -179,7 +181,7 @@ def _check_outcome(
     """Refuse what the resource would end up with, if it could not be kept."""
     match request.type:
         case Resource.TOPIC:
-            topic_config(after, config)
+            check_topic_config(after, config)
         case Resource.BROKER:
             _check_broker(image, request, after, config)
         case Resource.GROUP:
@@ -207,13 +209,39 @@ def _check_broker(
             "Cannot update these configs at default cluster level, broker id must be specified: "
             f"{java_list(tuple(alone))}"
         )
+    later = replace(image, configs={**image.configs, (Resource.BROKER, request.name): after})
     try:
-        if request.name:
-            broker_config(config.static_values, cluster=image.config(Resource.BROKER, ""), broker=after)
-        else:
-            broker_config(config.static_values, cluster=after)
+        becomes = _broker(later, request.name, config)
     except KafkaError as error:
         raise _bad_request(error.message) from None
+    _check_topics(image, _broker(image, request.name, config), becomes)
+
+
+def _broker(image: ClusterImage, name: str, config: BrokerConfig) -> BrokerConfig:
+    """A broker's settings, and with no name those of a broker that has none of its own."""
+    own = image.config(Resource.BROKER, name) if name else NO_CONFIG
+    return broker_config(config.static_values, cluster=image.config(Resource.BROKER, ""), broker=own)
+
+
+def _check_topics(image: ClusterImage, is_now: BrokerConfig, becomes: BrokerConfig) -> None:
+    """Refuse defaults that contradict what a topic has of its own. A contradiction of before is not theirs."""
+    if becomes.topic_defaults == is_now.topic_defaults:
+        return
+    for (kind, name), own in image.configs.items():
+        if kind != Resource.TOPIC:
+            continue
+        why = _contradiction(own, becomes)
+        if why and not _contradiction(own, is_now):
+            words = f"The settings of topic '{name}' do not go with this default: {why}"
+            raise KafkaError(ErrorCode.INVALID_CONFIG, words)
+
+
+def _contradiction(own: Mapping[str, str], config: BrokerConfig) -> str:
+    try:
+        check_topic_config(own, config)
+    except KafkaError as error:
+        return error.message
+    return ""
 
 
 def _check_group(after: Mapping[str, str], config: BrokerConfig) -> None:

@@ -1,0 +1,36 @@
+"""What a cluster does with settings: those that contradict each other, and those that are asked of the wrong broker."""
+
+from headrace.cluster.image import BROKER_RESOURCE
+from headrace.cluster.records import ConfigRecord
+from tests.server.members import Cluster, Node, until, with_cluster
+
+MIN_LAG, MAX_LAG = "log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"
+
+
+async def put(cluster: Cluster, kind: int, name: str, key: str, value: str) -> None:
+    """Have a setting in the metadata log without asking whether it can be, and known to every broker."""
+    active = await cluster.active()
+    await active.broker.commit([ConfigRecord(kind, name, key, value)])
+    await until(lambda: all(node.image.config(kind, name).get(key) == value for node in cluster.alive))
+
+
+async def started_again(cluster: Cluster, node: Node) -> Node:
+    again = cluster.nodes[node.id] = cluster.made(node.id)
+    await again.start()
+    return again
+
+
+def test_a_topic_whose_settings_contradict_the_defaults_fails_over_as_any_other() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        leader = await cluster.other()
+        follower = await cluster.other(leader)
+        await cluster.create("t", [[leader.id, follower.id]], min_compaction_lag_ms="10000")
+        await put(cluster, BROKER_RESOURCE, "", MAX_LAG, "5000")
+        await leader.die()
+        await until(lambda: cluster.partition("t").leader == follower.id, "for another leader")
+        again = await started_again(cluster, leader)
+        await until(lambda: leader.id in cluster.partition("t").isr, "for it to be in sync")
+        config = again.broker.topic_config("t")
+        assert (config.min_compaction_lag_ms, config.max_compaction_lag_ms) == (10_000, 5_000)
+
+    with_cluster(scenario)
