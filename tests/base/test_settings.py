@@ -20,6 +20,7 @@ from headrace.base.settings import (
     broker_config,
     check_topic_config,
     topic_config,
+    usable_broker_config,
 )
 from headrace.base.settings_types import render
 
@@ -263,6 +264,38 @@ def test_values_set_while_running_win_by_scope() -> None:
     assert config.log_retention_ms == 3
     assert config.num_partitions == 4, "a read-only setting keeps its static value"
     assert config.static_values == static
+
+
+MIN_LAG, MAX_LAG = "log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"
+
+
+@pytest.mark.parametrize(
+    ("static", "cluster", "broker", "lags"),
+    [
+        ({MAX_LAG: "9"}, {MIN_LAG: "50"}, {}, (0, 9)),
+        ({}, {MIN_LAG: "50"}, {MAX_LAG: "9"}, (0, 9)),
+        ({MAX_LAG: "9"}, {}, {MIN_LAG: "50"}, (0, 9)),
+        ({}, {MIN_LAG: "50", MAX_LAG: "60"}, {MAX_LAG: "9"}, (0, 9)),
+        ({MAX_LAG: "9"}, {"log.retention.ms": "x"}, {MIN_LAG: "50", MAX_LAG: "60"}, (50, 60)),
+    ],
+)
+def test_what_cannot_be_applied_is_left_out_and_the_rest_holds(
+    static: dict[str, str], cluster: dict[str, str], broker: dict[str, str], lags: tuple[int, int]
+) -> None:
+    cluster = {**cluster, "message.max.bytes": "2000000"}
+    config, left_out = usable_broker_config(static, cluster=cluster, broker=broker)
+    assert (config.log_cleaner_min_compaction_lag_ms, config.log_cleaner_max_compaction_lag_ms) == lags
+    assert config.message_max_bytes == 2_000_000
+    [(name, why)] = left_out
+    assert name in (MIN_LAG, "log.retention.ms") and why
+
+
+def test_what_goes_together_is_applied_as_it_is() -> None:
+    cluster, broker = {MIN_LAG: "5"}, {MAX_LAG: "9"}
+    assert usable_broker_config({}, cluster=cluster, broker=broker) == (
+        broker_config({}, cluster=cluster, broker=broker),
+        [],
+    )
 
 
 def test_one_number_for_node_and_broker() -> None:

@@ -202,6 +202,34 @@ def test_a_topic_that_contradicts_the_defaults_already_keeps_no_other_default_fr
     assert MAX_LAG not in alter(image, Resource.BROKER, "", (MAX_LAG, DELETE, None)).config(4, "")
 
 
+def test_a_default_that_contradicts_what_a_broker_has_of_its_own_is_refused_with_its_number() -> None:
+    image = alter(BASE, Resource.BROKER, "2", (MAX_LAG, SET, "1000"))
+    assert refusal(Resource.BROKER, "", (MIN_LAG, SET, "5000"), image=image) == (
+        ErrorCode.INVALID_REQUEST,
+        (
+            "Broker 2 has settings of its own: conflict topic config setting "
+            "min.compaction.lag.ms (5000) > max.compaction.lag.ms (1000)"
+        ),
+    )
+    alter(image, Resource.BROKER, "", (MIN_LAG, SET, "1000"))
+
+
+def test_two_brokers_settings_of_one_request_may_not_contradict_each_other() -> None:
+    requests = [
+        ResourceChange(Resource.BROKER, "2", [Change(MAX_LAG, SET, "1000")]),
+        ResourceChange(Resource.BROKER, "", [Change(MIN_LAG, SET, "5000")]),
+    ]
+    _, results = alter_settings(BASE, requests, broker_config({}))
+    assert [each.error is None for each in results] == [True, False]
+
+
+def test_a_broker_that_contradicts_the_defaults_already_keeps_no_other_default_from_changing() -> None:
+    own = ConfigRecord(Resource.BROKER, "2", MAX_LAG, "1000")
+    image = apply(BASE, [own, ConfigRecord(Resource.BROKER, "", MIN_LAG, "5000")])
+    image = alter(image, Resource.BROKER, "", ("message.max.bytes", SET, "2000000"))
+    assert MIN_LAG not in alter(image, Resource.BROKER, "", (MIN_LAG, DELETE, None)).config(4, "")
+
+
 def test_a_key_named_twice_is_refused() -> None:
     assert refusal(Resource.TOPIC, "t", ("retention.ms", SET, "5"), ("retention.ms", SET, "6")) == (
         ErrorCode.INVALID_REQUEST,

@@ -1,5 +1,6 @@
 """What a cluster does with settings: those that contradict each other, and those that are asked of the wrong broker."""
 
+from headrace.base.errors import ErrorCode, KafkaError
 from headrace.cluster.image import BROKER_RESOURCE
 from headrace.cluster.records import ConfigRecord
 from tests.server.members import Cluster, Node, until, with_cluster
@@ -20,6 +21,14 @@ async def started_again(cluster: Cluster, node: Node) -> Node:
     return again
 
 
+def coordinates(node: Node) -> bool:
+    """Whether a broker answers for a group."""
+    try:
+        return node.broker.groups.heartbeat("g", "nobody", None, 1) is ErrorCode.UNKNOWN_MEMBER_ID
+    except KafkaError:
+        return False
+
+
 def test_a_topic_whose_settings_contradict_the_defaults_fails_over_as_any_other() -> None:
     async def scenario(cluster: Cluster) -> None:
         leader = await cluster.other()
@@ -32,5 +41,23 @@ def test_a_topic_whose_settings_contradict_the_defaults_fails_over_as_any_other(
         await until(lambda: leader.id in cluster.partition("t").isr, "for it to be in sync")
         config = again.broker.topic_config("t")
         assert (config.min_compaction_lag_ms, config.max_compaction_lag_ms) == (10_000, 5_000)
+
+    with_cluster(scenario)
+
+
+def test_a_setting_that_one_broker_cannot_have_keeps_it_neither_from_starting_nor_from_its_work() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        odd = await cluster.other()
+        await put(cluster, BROKER_RESOURCE, str(odd.id), MAX_LAG, "1000")
+        await put(cluster, BROKER_RESOURCE, "", MIN_LAG, "5000")
+        await put(cluster, BROKER_RESOURCE, "", "message.max.bytes", "2000000")
+        assert odd.broker.config.message_max_bytes == 2_000_000
+        assert odd.broker.config.log_cleaner_min_compaction_lag_ms == 0
+        await cluster.create("__consumer_offsets", [[odd.id]], cleanup_policy="compact")
+        await until(lambda: coordinates(odd), "for a coordinator")
+        await odd.die()
+        again = await started_again(cluster, odd)
+        assert again.broker.config.message_max_bytes == 2_000_000
+        await until(lambda: coordinates(again), "for a coordinator")
 
     with_cluster(scenario)

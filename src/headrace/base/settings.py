@@ -29,6 +29,7 @@ __all__ = [
     "setting",
     "topic_config",
     "topic_setting",
+    "usable_broker_config",
 ]
 
 TOPIC_CONFIGS_SHARED_MAX = 1024
@@ -85,6 +86,37 @@ def broker_config(
         if name in BROKER_SETTINGS and BROKER_SETTINGS[name].reload is not Reload.READ_ONLY
     }
     return _broker_config(tuple(_one_node_id(static).items()), tuple(live.items()))
+
+
+def usable_broker_config(
+    static: Mapping[str, str], *, cluster: Mapping[str, str] = _NONE, broker: Mapping[str, str] = _NONE
+) -> tuple[BrokerConfig, list[tuple[str, str]]]:
+    """As `broker_config`, of as much as goes together; and which keys are left out, with the reason.
+
+    What was set while running is decided without the files of all brokers, and one that it does not suit must run.
+    The broker's own file stands, then what was set on it, then what was set for all.
+    """
+    try:
+        return broker_config(static, cluster=cluster, broker=broker), []
+    except KafkaError:
+        config, kept = broker_config(static), dict[str, str]()
+    left_out: list[tuple[str, str]] = []
+    for place in (broker, cluster):
+        left = {name: text for name, text in place.items() if name not in kept}
+        reasons: dict[str, str] = {}
+        while True:  # again as long as that helps: a key may need another one beside it
+            for name, text in left.items():
+                try:
+                    config = broker_config(static, broker={**kept, name: text})
+                except KafkaError as error:
+                    reasons[name] = error.message
+                else:
+                    kept[name] = text
+            if len(remaining := {name: text for name, text in left.items() if name not in kept}) == len(left):
+                break
+            left = remaining
+        left_out += [(name, reasons[name]) for name in left]
+    return config, left_out
 
 
 @lru_cache(maxsize=BROKER_CONFIGS_SHARED_MAX)

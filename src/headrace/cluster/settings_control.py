@@ -1,9 +1,10 @@
 """The controller's decisions about settings: changes and an image in, records and an answer for each resource out.
 
 Pure, like `controller`. Invariant: what a resource ends up with is checked as a whole before any record is made, so an
-accepted value can always be read back into a configuration; defaults are also checked against what every topic has of
-its own. Codes and words are Kafka's: a wrong value of a topic or a group is INVALID_CONFIG, of a broker
-INVALID_REQUEST. Called by the handlers of settings.
+accepted value can always be read back into a configuration; defaults are also checked against what every broker and
+every topic has of its own. What brokers have in their files is not known here: the controller's stands for all. Codes
+and words are Kafka's: a wrong value of a topic or a group is INVALID_CONFIG, of a broker INVALID_REQUEST. Called by the
+handlers of settings.
 """
 
 from collections import Counter
@@ -21,6 +22,7 @@ from headrace.base.settings import (
     Setting,
     broker_config,
     check_topic_config,
+    usable_broker_config,
 )
 from headrace.base.settings_group import CLIENT_METRICS_SETTINGS, GROUP_SETTINGS
 from headrace.base.settings_topic import TOPIC_SETTINGS
@@ -210,17 +212,27 @@ def _check_broker(
             f"{java_list(tuple(alone))}"
         )
     later = replace(image, configs={**image.configs, (Resource.BROKER, request.name): after})
-    try:
-        becomes = _broker(later, request.name, config)
-    except KafkaError as error:
-        raise _bad_request(error.message) from None
-    _check_topics(image, _broker(image, request.name, config), becomes)
+    for name in [request.name] if request.name else ["", *_brokers_with_settings(image)]:
+        is_now, left_out = usable_broker_config(config.static_values, **_set_on(image, name))
+        try:
+            becomes = broker_config(config.static_values, **_set_on(later, name))
+        except KafkaError as error:
+            if name == request.name:
+                raise _bad_request(error.message) from None
+            if not left_out:  # else it was so before
+                raise _bad_request(f"Broker {name} has settings of its own: {error.message}") from None
+        else:
+            _check_topics(image, is_now, becomes)
 
 
-def _broker(image: ClusterImage, name: str, config: BrokerConfig) -> BrokerConfig:
-    """A broker's settings, and with no name those of a broker that has none of its own."""
+def _brokers_with_settings(image: ClusterImage) -> list[str]:
+    return [name for kind, name in image.configs if kind == Resource.BROKER and name]
+
+
+def _set_on(image: ClusterImage, name: str) -> dict[str, Mapping[str, str]]:
+    """What was set for a broker while running; with no name, for one that has nothing of its own."""
     own = image.config(Resource.BROKER, name) if name else NO_CONFIG
-    return broker_config(config.static_values, cluster=image.config(Resource.BROKER, ""), broker=own)
+    return {"cluster": image.config(Resource.BROKER, ""), "broker": own}
 
 
 def _check_topics(image: ClusterImage, is_now: BrokerConfig, becomes: BrokerConfig) -> None:

@@ -16,7 +16,7 @@ from headrace.base.clock import Clock, Timer
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.ids import ID_SIZE, ZERO_ID, format_id
 from headrace.base.log import get_logger
-from headrace.base.settings import BrokerConfig, TopicConfig, broker_config, topic_config
+from headrace.base.settings import BrokerConfig, TopicConfig, topic_config, usable_broker_config
 from headrace.cluster.image import BROKER_RESOURCE, EMPTY, TOPIC_RESOURCE, ClusterImage
 from headrace.cluster.records import MetadataRecord
 from headrace.replication.partition import Partition
@@ -273,13 +273,14 @@ class Broker:
             self.transactions.apply(new)
 
     def _reconfigure(self, image: ClusterImage) -> None:
-        """Take up settings that changed while running, for the broker and for each topic."""
-        self.config = broker_config(
+        """Take up settings that changed while running, for the broker and for each topic, as far as they can be."""
+        self.config, left_out = usable_broker_config(
             self.config.static_values,
             cluster=image.config(BROKER_RESOURCE, ""),
             broker=image.config(BROKER_RESOURCE, str(self.node_id)),
         )
-
+        for name, why in left_out:
+            logger.error("a setting cannot be applied here", extra={"fields": {"setting": name, "why": why}})
         self.logs.reconfigure(self.config)
         self.replicas.configure(replica_settings(self.config))
         self.on_config(self.config)
