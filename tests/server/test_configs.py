@@ -37,14 +37,19 @@ def describe(desk: Desk, kind: int, name: str, keys: list[str] | None = None, ve
 
 
 def change(
-    desk: Desk, kind: int, name: str, *changes: tuple[str, int, str | None], validate_only: bool = False
+    desk: Desk,
+    kind: int,
+    name: str,
+    *changes: tuple[str, int, str | None],
+    validate_only: bool = False,
+    version: int = 1,
 ) -> tuple[int, str | None]:
     configs = [
         {"name": key, "config_operation": operation, "value": value} for key, operation, value in changes
     ]
     resource = {"resource_type": kind, "resource_name": name, "configs": configs}
     body = {"resources": [resource], "validate_only": validate_only}
-    [answer] = desk.ask(Api.INCREMENTAL_ALTER_CONFIGS, 1, body).responses
+    [answer] = desk.ask(Api.INCREMENTAL_ALTER_CONFIGS, version, body).responses
     assert (answer.resource_type, answer.resource_name) == (kind, name)
     return answer.error_code, answer.error_message
 
@@ -195,6 +200,25 @@ def test_a_change_to_the_broker_reaches_its_topics() -> None:
 def test_another_brokers_settings_are_not_changed_here(name: str, words: str) -> None:
     answer = change(Desk(), Resource.BROKER, name, ("log.retention.ms", Change.SET, "3"))
     assert answer == (ErrorCode.INVALID_REQUEST, words)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["9" * 5_000, "-" + "9" * 32_000, "2147483648", "1" + "0" * 10, "+", "1_0", "\u0661", "é" * 16_000],
+    ids=lambda name: name[:12] if isinstance(name, str) else None,
+)
+@pytest.mark.parametrize("kind", [Resource.BROKER, Resource.BROKER_LOGGER])
+def test_a_broker_id_that_is_none_is_refused_however_long_it_is(kind: Resource, name: str) -> None:
+    words = f"must be an integer, but it is: {name}"
+    code, message = change(Desk(), kind, name, ("root", Change.SET, "INFO"), version=0)
+    assert (code, message) == (ErrorCode.INVALID_REQUEST, f"Node id {words}"[:8_000])
+    told = describe(Desk(), kind, name, version=3)
+    assert (told.error_code, told.error_message) == (ErrorCode.INVALID_REQUEST, f"Broker id {words}"[:8_000])
+
+
+def test_a_broker_id_may_have_zeros_before_it() -> None:
+    assert describe(Desk(), Resource.BROKER, "0" * 5_000 + "1").error_code == 0
+    assert describe(Desk(), Resource.BROKER, "-0").error_message.startswith("Unexpected broker id")
 
 
 def test_each_resource_gets_its_own_answer_in_the_order_asked() -> None:

@@ -11,6 +11,7 @@ settings per listener, which come with security.
 from typing import Any
 
 from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.settings_types import INT_MAX
 from headrace.cluster.names import check_topic_name
 from headrace.cluster.settings_control import (
     Altered,
@@ -35,6 +36,8 @@ NOT_UNDERSTOOD = (
     "This most likely occurs because of a request being malformed by the client library or the message was sent to an "
     "incompatible broker. See the broker logs for more details."
 )
+INT_DIGITS_MAX = 10
+MESSAGE_CHARACTERS_MAX = 8_000
 CLUSTER_WIDE = (Resource.BROKER, Resource.BROKER_LOGGER, Resource.CLIENT_METRICS)
 
 
@@ -52,7 +55,7 @@ def handle_describe_configs(broker: Broker, context: RequestContext, request: Me
             _authorize(context, Operation.DESCRIBE_CONFIGS, resource.resource_type, resource.resource_name)
             entries = _entries(broker, view, resource)
         except KafkaError as error:
-            answer |= {"error_code": error.code, "error_message": error.message, "configs": []}
+            answer |= {"error_code": error.code, "error_message": _words(error), "configs": []}
         else:
             answer["configs"] = [
                 _entry(entry, request.include_synonyms, request.include_documentation) for entry in entries
@@ -117,12 +120,21 @@ def _check_node(
     name: str, node_id: int, words: str, field: str = "Broker id", kind: str = "broker id,"
 ) -> None:
     """INVALID_REQUEST unless a resource's name is this broker's number."""
-    digits = name[1:] if name[:1] in ("+", "-") else name
-    if not (digits.isascii() and digits.isdigit()):
+    number = _number(name)
+    if number is None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"{field} must be an integer, but it is: {name}")
-    if int(name) != node_id:
+    if number != node_id:
         expected = words.format(node_id)
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected {kind} {expected} received {name}")
+
+
+def _number(text: str) -> int | None:
+    """The number that Java reads from a text as an int; None where it reads none."""
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    if not (digits.isascii() and digits.isdigit()) or len(digits.lstrip("0")) > INT_DIGITS_MAX:
+        return None
+    number = int(digits.lstrip("0") or "0") * (-1 if text[0] == "-" else 1)
+    return number if -INT_MAX - 1 <= number <= INT_MAX else None
 
 
 def _authorize(context: RequestContext, operation: Operation, kind: int, name: str) -> None:
@@ -202,7 +214,7 @@ async def _alter(
 
 def _is_registered(broker: Broker, name: str) -> bool:
     """Settings of a broker are asked of that broker, and decided by the active controller for all of them."""
-    return name.isascii() and name.isdigit() and int(name) in broker.image.brokers
+    return name.isdigit() and _number(name) in broker.image.brokers
 
 
 def _altered(answer: Altered) -> dict[str, Any]:
@@ -212,8 +224,13 @@ def _altered(answer: Altered) -> dict[str, Any]:
         "error_message": None,
     }
     if answer.error is not None:
-        told |= {"error_code": answer.error.code, "error_message": answer.error.message}
+        told |= {"error_code": answer.error.code, "error_message": _words(answer.error)}
     return told
+
+
+def _words(error: KafkaError) -> str:
+    """Why something is refused, cut where older versions would have no room: it may quote what the client sent."""
+    return error.message[:MESSAGE_CHARACTERS_MAX]
 
 
 # -- loggers -----------------------------------------------------------------------------------------------------------
