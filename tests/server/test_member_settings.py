@@ -1,8 +1,15 @@
 """What a cluster does with settings: those that contradict each other, and those that are asked of the wrong broker."""
 
+import logging
+from typing import Any
+
+import pytest
+
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.cluster.image import BROKER_RESOURCE
 from headrace.cluster.records import ConfigRecord
+from headrace.server.main import HANDLERS
+from headrace.wire.apis import Api
 from tests.server.members import Cluster, Node, until, with_cluster
 
 MIN_LAG, MAX_LAG = "log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"
@@ -59,5 +66,29 @@ def test_a_setting_that_one_broker_cannot_have_keeps_it_neither_from_starting_no
         again = await started_again(cluster, odd)
         assert again.broker.config.message_max_bytes == 2_000_000
         await until(lambda: coordinates(again), "for a coordinator")
+
+    with_cluster(scenario)
+
+
+def test_a_change_that_the_controller_fails_on_is_answered_and_those_behind_it_are_decided(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> dict[str, Any]:
+        raise ZeroDivisionError("what went wrong")
+
+    async def scenario(cluster: Cluster) -> None:
+        asked = await cluster.other()
+        topics = {"topics": [{"name": "t", "num_partitions": 1, "replication_factor": 1}]}
+        logging.getLogger("headrace").propagate = True
+        with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
+            patched.setitem(HANDLERS, Api.CREATE_TOPICS, broken)
+            patched.setitem(HANDLERS, Api.ALLOCATE_PRODUCER_IDS, broken)
+            with pytest.raises(KafkaError) as raised:
+                await asked.ask(Api.CREATE_TOPICS, 7, topics)
+            assert raised.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
+            reply = await asked.ask(Api.ALLOCATE_PRODUCER_IDS, 0, {})
+            assert reply.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+        assert "ZeroDivisionError: what went wrong" in caplog.text
+        assert (await asked.ask(Api.CREATE_TOPICS, 7, topics)).topics[0].error_code == 0
 
     with_cluster(scenario)

@@ -3,7 +3,8 @@
 Owns the way to the active controller, whoever that is by the time. Invariants: a client is answered only when the image
 of the broker it asked has what the answer is about, so that it reads its own writes there; a change that finds no
 controller in time is decided here, where nothing can be committed, so that each of its parts is refused in its own
-place of the reply. A request is sent again when it may have been lost, so the second of two may find it done.
+place of the reply. A request is sent again when it may have been lost, so the second of two may find it done; one that
+the controller failed on is not, and whatever that was, it answers: requests of others wait behind this one.
 Used by the router and by whoever in a broker needs a change made.
 """
 
@@ -40,6 +41,7 @@ TIMEOUT_MS: Final = 20_000
 TIMEOUT_MIN_MS: Final = 100
 PAUSE_S: Final = 0.05
 BROKER_LOGGER: Final = 8
+FAILED: Final = "the active controller failed on this request; see its log"
 
 FORWARDED: Final = frozenset(
     {
@@ -121,6 +123,8 @@ class Forwarding:
         try:
             return await self._send(asked, timeout_ms)
         except KafkaError as error:
+            if error.code is ErrorCode.UNKNOWN_SERVER_ERROR:
+                raise
             logger.warning(
                 "a change found no controller",
                 extra={"fields": {"api": context.api, "why": error.message}},
@@ -161,8 +165,12 @@ class Forwarding:
                     if code == ErrorCode.NONE:
                         await asyncio.wait_for(self._metadata.until(offset), max(0.1, deadline - loop.time()))
                         return bytes(reply[_HEAD.size :])
+                    if code == ErrorCode.UNKNOWN_SERVER_ERROR:
+                        raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, FAILED)
                     why = f"node {leader} is not the active controller"
                 except KafkaError as error:
+                    if error.code is ErrorCode.UNKNOWN_SERVER_ERROR:
+                        raise
                     why = error.message
                 except TimeoutError:
                     why = "the change was made, and is not known here yet"
@@ -204,13 +212,16 @@ class Forwarding:
             result = handle(self._broker, context, request)
             if not isinstance(result, Mapping):
                 result = await result
-        except KafkaError as error:
+            body = encode_response(context.api, context.version, result)
+        except Exception as error:
+            if not isinstance(error, KafkaError):
+                logger.exception("a change that was sent on failed", extra={"fields": {"api": context.api}})
+                error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, FAILED)
             refused = refusal(context.api, error)
             if refused is None or error.code is ErrorCode.NOT_CONTROLLER:
-                # Whether it was made is not known: it is asked for again, of whoever is active then.
+                # Whether it was made is not known: unless it failed here, it is asked for again, of whoever is active.
                 exchange.reply(_HEAD.pack(error.code, -1))
                 return
-            result = refused
-        body = encode_response(context.api, context.version, result)
+            body = encode_response(context.api, context.version, refused)
         head = _HEAD.pack(ErrorCode.NONE, self._metadata.applied_offset)
         exchange.reply(head + body)
