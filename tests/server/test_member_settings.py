@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 
 from headrace.base.errors import ErrorCode, KafkaError
-from headrace.cluster.image import BROKER_RESOURCE
+from headrace.cluster.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from headrace.cluster.records import ConfigRecord
+from headrace.server.forwarding import BROKER_LOGGER
 from headrace.server.main import HANDLERS
 from headrace.wire.apis import Api
 from tests.server.members import Cluster, Node, until, with_cluster
 
 MIN_LAG, MAX_LAG = "log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"
+LOGGER = "headrace.server.router"
 
 
 async def put(cluster: Cluster, kind: int, name: str, key: str, value: str) -> None:
@@ -92,3 +94,44 @@ def test_a_change_that_the_controller_fails_on_is_answered_and_those_behind_it_a
         assert (await asked.ask(Api.CREATE_TOPICS, 7, topics)).topics[0].error_code == 0
 
     with_cluster(scenario)
+
+
+def test_loggers_and_other_resources_are_changed_in_one_request_by_any_broker() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.create("t", [[1, 2, 3]])
+        asked = await cluster.other()
+        active = await cluster.active()
+
+        def resource(kind: int, name: str, key: str, value: str) -> dict[str, Any]:
+            configs = [{"name": key, "config_operation": 0, "value": value}]
+            return {"resource_type": kind, "resource_name": name, "configs": configs}
+
+        resources = [
+            resource(BROKER_LOGGER, str(asked.id), LOGGER, "ERROR"),
+            resource(TOPIC_RESOURCE, "t", "retention.ms", "100000"),
+            resource(BROKER_LOGGER, str(active.id), LOGGER, "DEBUG"),
+            resource(TOPIC_RESOURCE, "t", "retention.ms", "100000"),
+            resource(BROKER_RESOURCE, "", "message.max.bytes", "2000000"),
+        ]
+
+        async def alter(*indexes: int) -> list[tuple[int, str, int]]:
+            body = {"resources": [resources[index] for index in indexes]}
+            link = active.broker.member.peers.link(asked.id)
+            reply = await link.request(Api.INCREMENTAL_ALTER_CONFIGS, 1, body, 20_000)
+            return [(each.resource_type, each.resource_name, each.error_code) for each in reply.responses]
+
+        assert await alter(0, 1, 2, 4) == [
+            (BROKER_LOGGER, str(asked.id), 0),
+            (TOPIC_RESOURCE, "t", 0),
+            (BROKER_LOGGER, str(active.id), ErrorCode.INVALID_REQUEST),
+            (BROKER_RESOURCE, "", 0),
+        ]
+        assert logging.getLogger(LOGGER).level == logging.ERROR
+        assert asked.image.config(TOPIC_RESOURCE, "t") == {"retention.ms": "100000"}
+        assert [code for _, _, code in await alter(1, 0, 3)] == [42, 0, 42], "a topic twice is refused twice"
+        assert await alter(0) == [(BROKER_LOGGER, str(asked.id), 0)]
+
+    try:
+        with_cluster(scenario)
+    finally:
+        logging.getLogger(LOGGER).setLevel(logging.NOTSET)

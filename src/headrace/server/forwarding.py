@@ -90,6 +90,18 @@ def refusal(api: int, error: KafkaError) -> dict[str, object] | None:
     return body
 
 
+def _is_own(resource: Message) -> bool:
+    """Whether a resource is configured on each broker for itself: the levels of its loggers are."""
+    return bool(resource.resource_type == BROKER_LOGGER)
+
+
+def _plain(value: Any) -> Any:
+    """A decoded message, as one that can be encoded."""
+    if isinstance(value, Message):
+        return {name: _plain(each) for name, each in vars(value).items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
 class Forwarding:
     """See the module."""
 
@@ -111,12 +123,34 @@ class Forwarding:
         """Whether a request is to be decided elsewhere."""
         if api not in FORWARDED or self._metadata.is_active:
             return False
-        if api == Api.INCREMENTAL_ALTER_CONFIGS:  # the levels of loggers are the broker's own
-            return any(resource.resource_type != BROKER_LOGGER for resource in request.resources)
-        return True
+        return api != Api.INCREMENTAL_ALTER_CONFIGS or not all(map(_is_own, request.resources))
 
     async def forward(self, context: RequestContext, request: Message, frame: bytes) -> bytes:
         """The body of the reply to a client's request."""
+        if context.api == Api.INCREMENTAL_ALTER_CONFIGS and any(map(_is_own, request.resources)):
+            return await self._forward_the_rest(context, request)
+        return await self._forward(context, request, frame)
+
+    async def _forward_the_rest(self, context: RequestContext, request: Message) -> bytes:
+        """Change what is this broker's own here, have the rest changed, and answer for both in the order asked."""
+        api, version = context.api, context.version
+
+        def part(own: bool) -> bytes:
+            resources = [_plain(each) for each in request.resources if _is_own(each) is own]
+            return encode_request(api, version, {**vars(request), "resources": resources})
+
+        own, rest = part(True), part(False)
+        here = await self._decide_here(context, decode_request(api, version, own))
+        frame = encode_request_header(api, version, context.correlation_id, context.client_id) + rest
+        there = await self._forward(context, decode_request(api, version, rest), frame)
+        told_here, told_there = (
+            iter(decode_response(api, version, each).responses) for each in (here, there)
+        )
+        told = [_plain(next(told_here if _is_own(each) else told_there)) for each in request.resources]
+        body = {"throttle_time_ms": context.throttle_ms, "responses": told}
+        return encode_response(api, version, body)
+
+    async def _forward(self, context: RequestContext, request: Message, frame: bytes) -> bytes:
         timeout_ms = request.__dict__.get("timeout_ms", TIMEOUT_MS)
         timeout_ms = min(max(timeout_ms, TIMEOUT_MIN_MS), TIMEOUT_MS)
         asked = Forwarded(*context.principal, context.client_host, frame)
@@ -129,6 +163,9 @@ class Forwarding:
                 "a change found no controller",
                 extra={"fields": {"api": context.api, "why": error.message}},
             )
+        return await self._decide_here(context, request)
+
+    async def _decide_here(self, context: RequestContext, request: Message) -> bytes:
         result = self._handlers[Api(context.api)](self._broker, context, request)
         if not isinstance(result, Mapping):
             result = await result
