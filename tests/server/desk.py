@@ -100,7 +100,9 @@ def elected() -> RaftNode:
 class Desk:
     """The broker that handlers are given."""
 
-    def __init__(self, static: Mapping[str, str] | None = None, brokers: int = 1) -> None:
+    def __init__(
+        self, static: Mapping[str, str] | None = None, brokers: int = 1, voters: Sequence[int] = (NODE,)
+    ) -> None:
         self.node_id = NODE
         self.cluster_id = "a-cluster-of-its-own-1"
         self.clock = ManualClock(1_700_000_000_000)
@@ -114,6 +116,14 @@ class Desk:
         self.log_sizes: list[LogSize] = []
         self.logs = SimpleNamespace(data_dir="memory", fs=MemoryFileSystem(), sizes=lambda: self.log_sizes)
         self.authorizer: Any = Denies()
+        quorum = SimpleNamespace(leader=NODE, voters=dict.fromkeys(voters, "host:9000"))
+        self.member: Any = Member(
+            SimpleNamespace(quorum=quorum),
+            None,
+            None,
+            SimpleNamespace(ask=self._ask),
+            None,
+        )  # type: ignore[arg-type]
 
     @property
     def config(self) -> BrokerConfig:
@@ -126,16 +136,6 @@ class Desk:
     @property
     def metadata(self) -> Any:
         return SimpleNamespace(pending=self.image, quorum=SimpleNamespace(node=elected(), leader=NODE))
-
-    @property
-    def member(self) -> Any:
-        return Member(
-            SimpleNamespace(quorum=SimpleNamespace(leader=NODE)),
-            None,
-            None,
-            SimpleNamespace(ask=self._ask),
-            None,
-        )  # type: ignore[arg-type]
 
     def new_topic_id(self) -> bytes:
         return next(self._ids).to_bytes(16, "big")

@@ -124,7 +124,10 @@ class CoordinatorConfig(ClusterConfig):
         50, _INT, "How many partitions the topic of offsets has.", bound=AtLeast(1)
     )
     offsets_topic_replication_factor: int = setting(
-        3, _SHORT, "How many replicas the topic of offsets has.", bound=AtLeast(1)
+        3,
+        _SHORT,
+        "How many replicas the topic of offsets has, or all brokers if they are fewer.",
+        bound=AtLeast(1),
     )
     offsets_topic_segment_bytes: int = setting(
         100 * 1024 * 1024, _INT, "The segment size of the topic of offsets.", bound=AtLeast(1)
@@ -162,7 +165,10 @@ class CoordinatorConfig(ClusterConfig):
         50, _INT, "How many partitions the topic of transactions has.", bound=AtLeast(1)
     )
     transaction_state_log_replication_factor: int = setting(
-        3, _SHORT, "How many replicas the topic of transactions has.", bound=AtLeast(1)
+        3,
+        _SHORT,
+        "How many replicas the topic of transactions has, or all brokers if they are fewer.",
+        bound=AtLeast(1),
     )
     transaction_state_log_segment_bytes: int = setting(
         100 * 1024 * 1024,

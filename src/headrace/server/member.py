@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.base.errors import ErrorCode, KafkaError
+from headrace.base.log import get_logger
 from headrace.cluster.controller import NewTopic
 from headrace.cluster.image import BrokerRegistration, ClusterImage
 from headrace.cluster.partition_control import IsrProposal
@@ -26,6 +27,10 @@ ALTER_PARTITION_TIMEOUT_MS = 5_000
 CREATE_TOPICS_VERSION = 7
 LISTED_AFTER_FENCING_MS = 60_000.0
 """Longer than a broker needs to come back, with its logs recovered on a busy machine."""
+VOTERS_AWAITED_MS = 60_000.0
+"""Longer than the machines of a cluster are started apart, and as long as clients wait for what they ask for."""
+
+logger = get_logger(__name__)
 
 
 class Member:
@@ -46,6 +51,7 @@ class Member:
         self.registration = registration
         self._fenced_ms: dict[int, float] = {}
         self._since_ms: float | None = None  # when brokers were first told of
+        self._awaited_ms: float | None = None  # since when voters are waited for that were never brokers
 
     @property
     def leader(self) -> int | None:
@@ -101,6 +107,27 @@ class Member:
             for broker in image.brokers.values()
             if not broker.fenced or now_ms - fenced_ms.get(broker.id, since_ms) < LISTED_AFTER_FENCING_MS
         ]
+
+    def internal_replicas(self, image: ClusterImage, factor: int, now_ms: float) -> int | None:
+        """How many replicas a topic of the cluster's own gets; None while brokers are waited for that should hold some.
+
+        These topics are made once, for whoever comes first, and a cluster that is still starting must not be taken for
+        a small one. To the cluster belong all brokers that have registered, fenced ones too, and all voters. Of a voter
+        that does not register in time nobody knows whether it ever will; then the topic is made with those there are.
+        """
+        voters = self.metadata.quorum.voters
+        wanted = min(factor, len({*image.brokers, *voters}))
+        registered = len(image.brokers)
+        if registered >= wanted:
+            return wanted
+        fields = {"brokers": registered, "wanted": wanted, "missing": sorted(voters.keys() - image.brokers)}
+        if self._awaited_ms is None:
+            self._awaited_ms = now_ms
+            logger.warning("the cluster's own topics wait for brokers", extra={"fields": fields})
+        if now_ms - self._awaited_ms < VOTERS_AWAITED_MS:
+            return None
+        logger.warning("the cluster's own topics wait no longer for brokers", extra={"fields": fields})
+        return registered
 
     # -- in-sync replicas ----------------------------------------------------------------------------------------------
 

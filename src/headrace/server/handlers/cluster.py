@@ -3,9 +3,9 @@
 Behaviour. What the cluster's image says, in the shape each API wants. Metadata creates topics that do not exist,
 when the client and `auto.create.topics.enable` allow it, and answers when they are there (Kafka answers first and
 has the client ask again). An empty list of topics asks for all in version 0 and for none above; topic ids are taken
-from version 12. This broker coordinates every group and transaction, as the only one; the first to look for a
-group's coordinator has the topic of offsets made. Left out:
-fenced and offline brokers, until there are others; listeners of controllers apart from brokers.
+from version 12. The first to look for the coordinator of a group, or of a transaction, has the topic of its records
+made; while the cluster starts, that waits for brokers that should hold replicas of it, and clients ask again. Left out:
+listeners of controllers apart from brokers.
 """
 
 from collections.abc import Iterable, Mapping
@@ -191,29 +191,35 @@ async def _by_name(
 
 async def _auto_create(broker: Broker, names: list[str], errors: dict[str, ErrorCode]) -> None:
     """Create what can be; what cannot be gets its error. What another request is creating stays unknown for now."""
-    if not names:
+    made = {name: _auto_topic(broker, name) for name in names}
+    errors.update({name: ErrorCode.LEADER_NOT_AVAILABLE for name, topic in made.items() if topic is None})
+    wanted = [topic for topic in made.values() if topic is not None]
+    if not wanted:
         return
     try:
-        results = await broker.member.create_topics([_auto_topic(broker, name) for name in names])
+        results = await broker.member.create_topics(wanted)
     except KafkaError as error:
-        errors.update(dict.fromkeys(names, error.code))
+        errors.update({topic.name: error.code for topic in wanted})
         return
     errors.update({name: code for name, code in results.items() if code not in _STAY_UNKNOWN})
 
 
-def _auto_topic(broker: Broker, name: str) -> NewTopic:
-    """The topic that asking for it makes. The cluster's own topics are compacted, whoever asks for them first."""
+def _auto_topic(broker: Broker, name: str) -> NewTopic | None:
+    """The topic that asking for it makes; None when it is too early. The cluster's own are made the same for anyone."""
     config = broker.config
     if name == CONSUMER_OFFSETS_TOPIC:
         segment_bytes = max(config.offsets_topic_segment_bytes, 1 << 20)
-        replicas = min(config.offsets_topic_replication_factor, len(broker.image.brokers))
+        factor = config.offsets_topic_replication_factor
         partitions = config.offsets_topic_num_partitions
     elif name == TRANSACTION_STATE_TOPIC:
         segment_bytes = max(config.transaction_state_log_segment_bytes, 1 << 20)
-        replicas = min(config.transaction_state_log_replication_factor, len(broker.image.brokers))
+        factor = config.transaction_state_log_replication_factor
         partitions = config.transaction_state_log_num_partitions
     else:
         return NewTopic(name)
+    replicas = broker.member.internal_replicas(broker.image, factor, broker.clock.monotonic_ms())
+    if replicas is None:
+        return None
     settings: tuple[tuple[str, str], ...] = (
         ("cleanup.policy", "compact"),
         ("compression.type", "producer"),
