@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.cli.local_cluster import LocalCluster, Plan, Process, identify
-from headrace.testing.ports import free_ports
+from headrace.testing.ports import free_ports, free_row
 from tests.cli.command import fails, headrace_command, succeeds
 from tests.testing.waiting import process_gone, wait_until
 
@@ -168,6 +168,53 @@ def test_ports_and_voters_follow_from_the_plan() -> None:
 def test_a_cluster_does_not_shrink_by_being_started_with_fewer(tmp_path: Path) -> None:
     LocalCluster(tmp_path).keep(Plan(3, 9092))
     assert "3 brokers" in fails(1, "up", "--brokers", "2", "--data", str(tmp_path))
+
+
+def test_a_plan_of_before_controllers_were_written_down_has_those_it_was_started_with(tmp_path: Path) -> None:
+    for brokers, controllers in ((1, 1), (2, 2), (5, 3)):
+        (tmp_path / "cluster.json").write_text(json.dumps({"brokers": brokers, "port": 9092}))
+        assert LocalCluster(tmp_path).plan().controllers == controllers
+
+
+def test_a_cluster_of_one_that_grew_survives_the_loss_of_its_first_voter(tmp_path: Path) -> None:
+    at = ("--data", str(tmp_path))
+    port = free_row(4)
+    try:
+        succeeds("up", "--brokers", "1", "--port", str(port), "--detach", *at)
+        succeeds("topic", "create", "kept", "-b", f"127.0.0.1:{port}")
+        succeeds("down", *at)
+        succeeds("up", "--brokers", "4", "--detach", *at)
+        roles = [broker["controller"] for broker in status(tmp_path)["brokers"]]
+        assert sorted(roles[:3]) == ["leader", "voter", "voter"] and roles[3] == "none"
+        assert LocalCluster(tmp_path).plan().controllers == 3
+        succeeds("broker", "kill", "1", *at)
+        succeeds("topic", "create", "later", "-b", f"127.0.0.1:{port + 3}")
+        succeeds("broker", "start", "1", *at)
+        succeeds("down", *at)
+        succeeds("up", "--detach", *at)
+        assert {broker["state"] for broker in status(tmp_path)["brokers"]} == {"running"}
+        listed = succeeds("topic", "list", "-b", f"127.0.0.1:{port}")
+        assert b"kept" in listed and b"later" in listed
+    finally:
+        headrace_command("down", *at)
+
+
+def test_a_cluster_that_could_not_grow_is_started_as_it_was(tmp_path: Path) -> None:
+    at = ("--data", str(tmp_path))
+    port = free_row(2)
+    stranger = tmp_path / "broker-2" / "meta.properties"
+    try:
+        succeeds("up", "--brokers", "1", "--port", str(port), "--detach", *at)
+        succeeds("down", *at)
+        stranger.parent.mkdir()
+        stranger.write_text("version=1\nnode.id=9\ncluster.id=AAAAAAAAAAAAAAAAAAAAAA\n")
+        grown = ("up", "--brokers", "2", "--set", "num.partitions=7", "--detach", *at)
+        assert "broker 2 did not start" in fails(1, *grown)
+        assert LocalCluster(tmp_path).plan() == Plan(1, port)
+        assert succeeds("up", "--detach", *at).decode() == f"ready 127.0.0.1:{port}\n"
+        assert status(tmp_path)["controller"] == 1
+    finally:
+        headrace_command("down", *at)
 
 
 def test_a_port_that_somebody_listens_on_is_named(tmp_path: Path) -> None:

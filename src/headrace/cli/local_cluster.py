@@ -2,7 +2,7 @@
 
 Owns the layout of the directory that `headrace up` is given and everything in it that is not a broker's own:
 
-    cluster.json      host, first port, number of brokers, settings given to all of them
+    cluster.json      host, first port, number of brokers and of those that vote, settings given to all of them
     broker-N/         data of broker N, which the broker locks while it runs
     broker-N.log      what broker N wrote to standard error
     broker-N.pid      the process that was started for it; gone after a clean stop
@@ -96,14 +96,22 @@ class Plan:
     host: str = HOST
     settings: dict[str, str] = field(default_factory=dict)
     log_level: str = "warning"
+    controllers: int = 0
+    """The first so many brokers are told to be the voters. It stays when brokers are added, until those have been made
+    voters: a broker that voted alone would not start with others named. 0 is as many as a new cluster has."""
+
+    def __post_init__(self) -> None:
+        if not self.controllers:  # a new cluster, or a file of before this was written down
+            object.__setattr__(self, "controllers", self.controllers_wanted)
 
     @property
     def ids(self) -> range:
         return range(1, self.brokers + 1)
 
     @property
-    def controllers(self) -> range:
-        return range(1, min(self.brokers, CONTROLLERS_MAX) + 1)
+    def controllers_wanted(self) -> int:
+        """How many brokers vote in a cluster of this size."""
+        return min(self.brokers, CONTROLLERS_MAX)
 
     @property
     def bootstrap(self) -> str:
@@ -111,7 +119,9 @@ class Plan:
 
     @property
     def voters(self) -> str:
-        return ",".join(f"{number}@{self.host}:{self.port_of(number)}" for number in self.controllers)
+        return ",".join(
+            f"{number}@{self.host}:{self.port_of(number)}" for number in self.ids[: self.controllers]
+        )
 
     def port_of(self, number: int) -> int:
         return self.port + number - 1
@@ -244,8 +254,6 @@ class LocalCluster:
             _write_whole(self._pid_file(number), json.dumps(asdict(process)) + "\n")
 
     def _own_settings(self, plan: Plan, number: int) -> dict[str, str]:
-        if plan.brokers == 1:
-            return {"node.id": str(number)}
         return {"node.id": str(number), "controller.quorum.voters": plan.voters}
 
     def stop(self, numbers: list[int], wait_s: float = STOP_WAIT_S) -> list[int]:

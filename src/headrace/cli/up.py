@@ -1,8 +1,8 @@
 """`headrace up`: a cluster on this machine, in the foreground with a live view or detached.
 
 Owns the start of a whole cluster. Invariant: either every broker is in service when `ready` is printed, or the command
-fails, says why in the words of the broker that failed, and leaves none of the processes behind that it started. Called
-by `cli.main`.
+fails, says why in the words of the broker that failed, leaves none of the processes behind that it started, and the
+directory with the plan it had. Called by `cli.main`.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 
 from headrace.cli.local_cluster import (
     BROKERS_MAX,
@@ -93,7 +94,8 @@ def run(options: argparse.Namespace) -> int:
     """Start the cluster; in the foreground also show it and stop it."""
     local = LocalCluster(directory_of(options.data))
     local.refuse_single_broker()
-    plan = _plan(options, local.plan_if_any())
+    before = local.plan_if_any()
+    plan = _plan(options, before)
     stopping = threading.Event()
     if not options.detach:
         for which in (signal.SIGTERM, signal.SIGINT):
@@ -106,8 +108,12 @@ def run(options: argparse.Namespace) -> int:
             for number in plan.ids:
                 local.start(plan, number, lifeline=not options.detach)
             _await_in_service(local, plan, stopping)
+            before = None  # there is no way back: the new brokers may hold replicas, and votes
+            _add_voters(local, plan)
         except BaseException:
             local.stop(list(plan.ids))
+            if before is not None:
+                local.keep(before)
             raise
     print(f"ready {plan.bootstrap}", flush=True)
     if options.detach:
@@ -130,7 +136,7 @@ def _plan(options: argparse.Namespace, before: Plan | None) -> Plan:
             raise UsageError(f"--set {name}: 'headrace up' gives each broker its own\n  leave it out")
     check_settings(settings)
     if before is None:
-        before = Plan(DEFAULT_BROKERS, DEFAULT_PORT)
+        before = Plan(options.brokers or DEFAULT_BROKERS, DEFAULT_PORT)
     elif options.brokers is not None and options.brokers < before.brokers:
         raise CommandError(
             f"the cluster in this directory has {before.brokers} brokers, and some hold data that the others lack\n"
@@ -142,6 +148,7 @@ def _plan(options: argparse.Namespace, before: Plan | None) -> Plan:
         options.port or before.port,
         settings={**before.settings, **settings},
         log_level=options.log_level or before.log_level,
+        controllers=before.controllers,
     )
     if plan.port_of(plan.brokers) > PORT_HIGHEST:
         raise UsageError(
@@ -204,6 +211,42 @@ def _await_in_service(local: LocalCluster, plan: Plan, stopping: threading.Event
             await asyncio.sleep(LOOK_EVERY_S)
 
     run_async(wait())
+
+
+def _add_voters(local: LocalCluster, plan: Plan) -> None:
+    """Have as many brokers vote as in a new cluster of this size, which one that grew has not by itself.
+
+    Each is written down as soon as it votes, so that every broker is told of it at the next start. A cluster that
+    cannot do it now works as it did before it grew, so it is left running, with a note.
+    """
+    from headrace.base.errors import ErrorCode, KafkaError
+    from headrace.cli.options import run as run_async
+    from headrace.client.admin import Admin
+    from headrace.client.cluster_admin import add_voter, describe_quorum
+
+    async def add() -> None:
+        async with Admin({"bootstrap.servers": plan.bootstrap}) as admin:
+            voters = set((await describe_quorum(admin)).voters)
+            for number in plan.ids[: plan.controllers_wanted]:
+                if number in voters or len(voters) >= plan.controllers_wanted:
+                    continue
+                try:
+                    await add_voter(admin, number, f"{plan.host}:{plan.port_of(number)}")
+                except KafkaError as error:
+                    if error.code is not ErrorCode.DUPLICATE_VOTER:  # which tells that an earlier try did it
+                        raise
+                voters.add(number)
+                local.keep(replace(plan, controllers=max(plan.controllers, number)))
+
+    try:
+        run_async(add())
+    except CommandError as error:
+        print(
+            f"headrace: note: not all of the first {plan.controllers_wanted} brokers are controllers yet: {error}\n"
+            "  the cluster works, but may not survive the loss of a controller; "
+            "'headrace down' and 'headrace up' try again",
+            file=sys.stderr,
+        )
 
 
 def _refuse_dead(local: LocalCluster, plan: Plan) -> None:
