@@ -90,6 +90,26 @@ def test_a_topic_moves_between_brokers_and_leadership_goes_back(five: Path) -> N
     assert read == b"cargo\n"
 
 
+def test_draining_a_broker_keeps_the_number_of_replicas_of_a_partition_that_is_on_its_way(five: Path) -> None:
+    at = ("--data", str(five))
+    bootstrap = ("-b", status(five)["bootstrap"])
+    succeeds("topic", "create", "under-way", "-p", "1", "-r", "1", *bootstrap)
+    succeeds("partition", "reassign", "under-way:0", "--to", "5,4,1", "--wait", *bootstrap)
+    succeeds("broker", "kill", "3", *at)  # so that the move does not end
+    try:
+        succeeds("partition", "reassign", "under-way:0", "--to", "3,4,1", *bootstrap)
+        planned = json.loads(
+            succeeds("partition", "reassign", "--drain", "4", "--dry-run", "--json", *bootstrap)
+        )
+        (to,) = [move["replicas"] for move in planned if move["topic"] == "under-way"]
+        assert len(to) == 3 and to[0] == 3 and to[2] == 1 and to[1] in (2, 5)
+        assert b"nothing to move" in succeeds(
+            "partition", "reassign", "under-way:0", "--to", "3,4,1", *bootstrap
+        )
+    finally:
+        succeeds("broker", "start", "3", *at)
+
+
 def test_settings_of_one_broker_are_changed_wherever_the_controller_is(five: Path) -> None:
     bootstrap = ("-b", status(five)["bootstrap"])
     for number in "15":

@@ -2,13 +2,34 @@
 
 Owns the choice that `headrace partition reassign` makes when people name brokers instead of a list for each partition.
 Invariants: a drained partition keeps its other replicas where they are; the number of replicas changes only when that
-is asked for; of the brokers that could take a replica, the one that holds fewest does. Called by `cli.partition`.
+is asked for; of the brokers that could take a replica, the one that holds fewest does. A partition that is being moved
+already counts as being where it is to go. Called by `cli.partition`.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from headrace.client.cluster_admin import Reassignment
+from headrace.client.topics import TopicPartition
+
 Replicas = tuple[int, ...]
+Placed = Mapping[TopicPartition, Replicas]
+Moving = Mapping[TopicPartition, Reassignment]
+
+
+def after_moves(current: Placed, moving: Moving) -> dict[TopicPartition, Replicas]:
+    """Where replicas are when the moves under way are done: until then those that come and those that go are listed."""
+    wanted = dict(current)
+    for at in current.keys() & moving.keys():
+        move = moving[at]
+        wanted[at] = tuple(number for number in move.replicas if number not in move.removing)
+    return wanted
+
+
+def being_emptied(after: Placed, moving: Moving) -> set[int]:
+    """Brokers that replicas are being taken off, and that none is to stay on: whoever drains them wants them to go."""
+    left = {number for move in moving.values() for number in move.removing}
+    return left.difference(*after.values())
 
 
 def spread(
@@ -22,20 +43,18 @@ def spread(
     return {partition: to for partition, to in wanted.items() if to != current[partition]}
 
 
-def without(
-    current: Mapping[tuple[str, int], Replicas], leaving: int, others: Iterable[int]
-) -> dict[tuple[str, int], Replicas]:
+def without(current: Placed, leaving: int, others: Iterable[int]) -> dict[TopicPartition, Replicas]:
     """Every partition of a broker given to whichever other broker holds fewest; it takes the same place in the list."""
     held = Counter({number: 0 for number in others if number != leaving})
     for replicas in current.values():
         held.update(number for number in replicas if number in held)
-    wanted: dict[tuple[str, int], Replicas] = {}
+    wanted: dict[TopicPartition, Replicas] = {}
     for at, replicas in sorted(current.items()):
         if leaving not in replicas:
             continue
         free = [number for number in held if number not in replicas]
         if not free:
-            raise NoRoom(f"{at[0]}-{at[1]} has a replica on every other broker already")
+            raise NoRoom(f"{at} has a replica on every other broker already, but for those being drained")
         chosen = min(free, key=lambda number: (held[number], number))
         held[chosen] += 1
         wanted[at] = tuple(chosen if number == leaving else number for number in replicas)

@@ -7,10 +7,10 @@ begun is finished by the cluster whether or not the command waits for it. Called
 import argparse
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from headrace.base.errors import ErrorCode, KafkaError
-from headrace.cli.moves import NoRoom, Replicas, spread, without
+from headrace.cli.moves import NoRoom, Replicas, after_moves, being_emptied, spread, without
 from headrace.cli.options import add_action, add_client_options, client_config
 from headrace.cli.output import print_json, print_table
 from headrace.cli.parser import CommandError, UsageError, subcommands, whole_number
@@ -171,9 +171,11 @@ async def _wanted(admin: Admin, options: argparse.Namespace) -> Mapping[TopicPar
     if options.drain is not None:
         return await _drained(admin, options.drain)
     wanted: dict[TopicPartition, Replicas | None] = {}
+    moving = await list_reassignments(admin)  # before the topics: what ends in between is then seen ended
     for name, number in options.what:
         topic = await _topic(admin, name)
-        current = {p.partition: p.replicas for p in topic.partitions.values()}
+        after = after_moves(_replicas([topic]), moving)
+        current = {at.partition: replicas for at, replicas in after.items()}
         if number is None:
             moves = spread(current, options.to, options.replication_factor)
         elif number not in current:
@@ -192,18 +194,25 @@ async def _drained(admin: Admin, leaving: int) -> dict[TopicPartition, Replicas 
     if leaving not in {broker.node_id for broker in brokers}:
         known = ", ".join(str(broker.node_id) for broker in brokers)
         raise CommandError(f"there is no broker {leaving}\n  the brokers are: {known}")
-    current = {
-        (topic.name, p.partition): p.replicas
-        for topic in await admin.list_topics()
-        for p in topic.partitions.values()
-    }
+    moving = await list_reassignments(admin)  # before the topics: what ends in between is then seen ended
+    current = after_moves(_replicas(await admin.list_topics()), moving)
+    leaving_too = being_emptied(current, moving)
+    others = [b.node_id for b in brokers if not b.fenced and b.node_id not in leaving_too]
     try:
-        moves = without(current, leaving, [b.node_id for b in brokers if not b.fenced])
+        moves = without(current, leaving, others)
     except NoRoom as error:
         raise CommandError(
             f"broker {leaving} cannot be drained: {error}\n  add a broker, or give the topic fewer replicas first"
         ) from None
-    return {TopicPartition(*at): to for at, to in moves.items()}
+    return dict(moves)
+
+
+def _replicas(topics: Iterable[TopicInfo]) -> dict[TopicPartition, Replicas]:
+    return {
+        TopicPartition(topic.name, p.partition): p.replicas
+        for topic in topics
+        for p in topic.partitions.values()
+    }
 
 
 async def _topic(admin: Admin, name: str) -> TopicInfo:
