@@ -126,6 +126,10 @@ def test_what_the_cluster_cannot_do_is_said(five: Path) -> None:
     assert "replication factor" in fails(1, "topic", "create", "big", "-r", "6", *bootstrap).lower()
     succeeds("topic", "create", "here", "-p", "1", "-r", "1", *bootstrap)
     assert "cannot move" in fails(1, "partition", "reassign", "here", "--to", "99", *bootstrap)
+    succeeds("topic", "create", "safe", "-p", "2", "-r", "3", *bootstrap)
+    fewer = ("partition", "reassign", "safe", "--to", "1,2", "--dry-run", *bootstrap)
+    assert "-r 2" in fails(2, *fewer)
+    assert b"1,2" in succeeds(*fewer, "-r", "2")
     assert "no partition 7" in fails(1, "partition", "reassign", "here:7", "--to", "1", *bootstrap)
     assert "no broker 99" in fails(1, "partition", "reassign", "--drain", "99", *bootstrap)
 

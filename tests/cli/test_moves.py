@@ -21,6 +21,8 @@ def test_a_partition_that_is_where_it_should_be_is_not_moved() -> None:
 def test_the_number_of_replicas_changes_only_when_asked() -> None:
     assert spread({0: (1, 2, 3)}, (1, 2, 3), factor=2) == {0: (1, 2)}
     assert spread({0: (1,)}, (1, 2, 3), factor=3) == {0: (1, 2, 3)}
+    with pytest.raises(NoRoom, match="partition 1 has 3 replicas"):
+        spread({0: (1, 2), 1: (1, 2, 3)}, (1, 2))
 
 
 def test_a_drained_broker_gives_its_place_to_those_that_hold_fewest() -> None:

@@ -38,7 +38,9 @@ def spread(
     """Put the partitions of one topic on these brokers, in turn, each broker in turn the preferred leader."""
     wanted: dict[int, Replicas] = {}
     for turn, (partition, before) in enumerate(sorted(current.items())):
-        count = min(factor or len(before), len(brokers))
+        count = factor or len(before)
+        if count > len(brokers):
+            raise NoRoom(f"partition {partition} has {count} replicas")
         wanted[partition] = tuple(brokers[(turn + step) % len(brokers)] for step in range(count))
     return {partition: to for partition, to in wanted.items() if to != current[partition]}
 

@@ -177,7 +177,13 @@ async def _wanted(admin: Admin, options: argparse.Namespace) -> Mapping[TopicPar
         after = after_moves(_replicas([topic]), moving)
         current = {at.partition: replicas for at, replicas in after.items()}
         if number is None:
-            moves = spread(current, options.to, options.replication_factor)
+            try:
+                moves = spread(current, options.to, options.replication_factor)
+            except NoRoom as error:
+                raise UsageError(
+                    f"--to names {len(options.to)} brokers, too few for {name}: {error}\n"
+                    f"  name more brokers, or ask for fewer replicas with -r {len(options.to)}"
+                ) from None
         elif number not in current:
             raise CommandError(
                 f"topic {name} has no partition {number}\n  'headrace topic describe {name}' shows them"
