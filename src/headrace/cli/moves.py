@@ -2,12 +2,14 @@
 
 Owns the choice that `headrace partition reassign` makes when people name brokers instead of a list for each partition.
 Invariants: a drained partition keeps its other replicas where they are; the number of replicas changes only when that
-is asked for; of the brokers that could take a replica, the one that holds fewest does. A partition that is being moved
-already counts as being where it is to go. Called by `cli.partition`.
+is asked for; of the brokers that could take a replica, one in a rack that has fewest of the partition's does, and among
+those the one that holds fewest. A partition that is being moved already counts as being where it is to go. Called by
+`cli.partition`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 
 from headrace.client.cluster_admin import Reassignment
 from headrace.client.topics import TopicPartition
@@ -15,6 +17,7 @@ from headrace.client.topics import TopicPartition
 Replicas = tuple[int, ...]
 Placed = Mapping[TopicPartition, Replicas]
 Moving = Mapping[TopicPartition, Reassignment]
+Racks = Mapping[int, str | None]
 
 
 def after_moves(current: Placed, moving: Moving) -> dict[TopicPartition, Replicas]:
@@ -33,20 +36,30 @@ def being_emptied(after: Placed, moving: Moving) -> set[int]:
 
 
 def spread(
-    current: Mapping[int, Replicas], brokers: Sequence[int], factor: int | None = None
+    current: Mapping[int, Replicas], brokers: Sequence[int], racks: Racks, factor: int | None = None
 ) -> dict[int, Replicas]:
     """Put the partitions of one topic on these brokers, in turn, each broker in turn the preferred leader."""
     wanted: dict[int, Replicas] = {}
+    order = _by_turns(brokers, racks)
     for turn, (partition, before) in enumerate(sorted(current.items())):
         count = factor or len(before)
         if count > len(brokers):
             raise NoRoom(f"partition {partition} has {count} replicas")
-        wanted[partition] = tuple(brokers[(turn + step) % len(brokers)] for step in range(count))
+        first = turn % len(order)
+        left = [*order[first:], *order[:first]]
+        chosen: list[int] = []
+        while len(chosen) < count:
+            beside = _beside(chosen, racks)
+            chosen.append(min(left, key=beside))  # the first in turn, where racks leave the choice
+            left.remove(chosen[-1])
+        wanted[partition] = tuple(chosen)
     return {partition: to for partition, to in wanted.items() if to != current[partition]}
 
 
-def without(current: Placed, leaving: int, others: Iterable[int]) -> dict[TopicPartition, Replicas]:
-    """Every partition of a broker given to whichever other broker holds fewest; it takes the same place in the list."""
+def without(
+    current: Placed, leaving: int, others: Iterable[int], racks: Racks
+) -> dict[TopicPartition, Replicas]:
+    """Every partition of a broker given to another, which takes the same place in the list of replicas."""
     held = Counter({number: 0 for number in others if number != leaving})
     for replicas in current.values():
         held.update(number for number in replicas if number in held)
@@ -57,10 +70,30 @@ def without(current: Placed, leaving: int, others: Iterable[int]) -> dict[TopicP
         free = [number for number in held if number not in replicas]
         if not free:
             raise NoRoom(f"{at} has a replica on every other broker already, but for those being drained")
-        chosen = min(free, key=lambda number: (held[number], number))
+        beside = _beside([number for number in replicas if number != leaving], racks)
+        chosen = min(free, key=lambda number: (beside(number), held[number], number))
         held[chosen] += 1
         wanted[at] = tuple(chosen if number == leaving else number for number in replicas)
     return wanted
+
+
+def _rack(number: int, racks: Racks) -> str | int:
+    """A broker of which no rack is known shares its fate with no other."""
+    return racks.get(number) or number
+
+
+def _beside(replicas: Iterable[int], racks: Racks) -> Callable[[int], int]:
+    """How many of these replicas are in the rack of a broker."""
+    counts = Counter(_rack(number, racks) for number in replicas)
+    return lambda number: counts[_rack(number, racks)]
+
+
+def _by_turns(brokers: Sequence[int], racks: Racks) -> list[int]:
+    """The brokers in an order in which neighbours are in different racks, as far as that goes."""
+    groups: dict[str | int, list[int]] = {}
+    for number in brokers:
+        groups.setdefault(_rack(number, racks), []).append(number)
+    return [number for row in zip_longest(*groups.values()) for number in row if number is not None]
 
 
 class NoRoom(Exception):

@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--to",
         metavar="ID,ID,…",
         type=_ids,
-        help="brokers to use; of one partition its replicas in order, of a topic spread in turn",
+        help="brokers to use; of one partition its replicas in order, of a topic spread in turn and over racks",
     )
     reassign.add_argument(
         "-r",
@@ -171,6 +171,7 @@ async def _wanted(admin: Admin, options: argparse.Namespace) -> Mapping[TopicPar
     if options.drain is not None:
         return await _drained(admin, options.drain)
     wanted: dict[TopicPartition, Replicas | None] = {}
+    racks = {broker.node_id: broker.rack for broker in (await describe_brokers(admin)).brokers}
     moving = await list_reassignments(admin)  # before the topics: what ends in between is then seen ended
     for name, number in options.what:
         topic = await _topic(admin, name)
@@ -178,7 +179,7 @@ async def _wanted(admin: Admin, options: argparse.Namespace) -> Mapping[TopicPar
         current = {at.partition: replicas for at, replicas in after.items()}
         if number is None:
             try:
-                moves = spread(current, options.to, options.replication_factor)
+                moves = spread(current, options.to, racks, options.replication_factor)
             except NoRoom as error:
                 raise UsageError(
                     f"--to names {len(options.to)} brokers, too few for {name}: {error}\n"
@@ -205,7 +206,7 @@ async def _drained(admin: Admin, leaving: int) -> dict[TopicPartition, Replicas 
     leaving_too = being_emptied(current, moving)
     others = [b.node_id for b in brokers if not b.fenced and b.node_id not in leaving_too]
     try:
-        moves = without(current, leaving, others)
+        moves = without(current, leaving, others, {b.node_id: b.rack for b in brokers})
     except NoRoom as error:
         raise CommandError(
             f"broker {leaving} cannot be drained: {error}\n  add a broker, or give the topic fewer replicas first"
