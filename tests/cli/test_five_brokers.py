@@ -71,6 +71,25 @@ def test_a_killed_broker_is_dead_and_comes_back_into_every_isr(five: Path) -> No
     assert sorted(read.split()) == [b"one", b"two"]
 
 
+def test_nobody_is_shown_as_the_controller_while_most_voters_are_dead(five: Path) -> None:
+    """The broker that was asked named itself, to have requests sent to it."""
+    at = ("--data", str(five))
+    try:
+        for number in "12":
+            succeeds("broker", "kill", number, *at)
+        wait_until(
+            lambda: status(five)["controller"] is None, "broker 3 knows that it leads no more", DEADLINE_S
+        )
+        assert {broker["controller"] for broker in status(five)["brokers"]} == {"none"}
+        assert "no active controller" in succeeds("status", *at).decode()
+        assert "no active controller" in succeeds("status", "-b", status(five)["bootstrap"]).decode()
+    finally:
+        for number in "12":
+            succeeds("broker", "start", number, *at)
+    assert status(five)["controller"] in (1, 2, 3)
+    wait_until(lambda: status(five)["partitions"]["under_replicated"] == 0, "all in sync", DEADLINE_S)
+
+
 def test_a_topic_moves_between_brokers_and_leadership_goes_back(five: Path) -> None:
     bootstrap = ("-b", status(five)["bootstrap"])
     succeeds("topic", "create", "moved", "-p", "1", "-r", "1", *bootstrap)

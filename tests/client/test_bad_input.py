@@ -14,6 +14,7 @@ from headrace.client.errors import (
     ConfigError,
     DeliveryTimedOut,
     RecordTooLarge,
+    RequestTimedOut,
     SerializationFailed,
 )
 from headrace.client.retry import with_retries
@@ -182,6 +183,31 @@ def test_a_cluster_that_answers_and_is_not_ready_yet_is_given_all_of_the_time() 
         assert not producer.cluster.nodes, "nothing was asked before"
         assert await with_retries(producer.cluster, 60_000, attempt) == "ready"
         await producer.close()
+
+    run_virtual(scenario())
+
+
+def test_a_call_that_runs_out_of_time_says_what_its_last_attempt_met() -> None:
+    """Without an active controller brokers say so after a while, and the time is up while the next attempt waits."""
+
+    async def scenario() -> None:
+        cluster = ScriptedCluster()
+        admin = Admin(bootstrap_servers=cluster.bootstrap, connector=cluster.connect)
+        attempts = 0
+
+        async def attempt() -> None:
+            nonlocal attempts
+            attempts += 1
+            if attempts > 2:
+                await asyncio.Event().wait()
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "no controller is active")
+
+        with pytest.raises(
+            RequestTimedOut, match="within 60000 ms; the last error: no controller is active"
+        ) as caught:
+            await with_retries(admin.cluster, 60_000, attempt)
+        assert caught.value.hint and attempts == 3
+        await admin.close()
 
     run_virtual(scenario())
 

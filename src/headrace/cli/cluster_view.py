@@ -29,6 +29,9 @@ FILES_COUNTED_MAX = 200_000
 
 RUNNING, FENCED, STOPPED, DEAD = "running", "fenced", "stopped", "dead"
 COLOURS = {RUNNING: "green", FENCED: "yellow", STOPPED: "dim", DEAD: "bold red", "leader": "bold"}
+NO_CONTROLLER = (
+    "no active controller: this is what was known last, and nothing can change until most of the voters run"
+)
 
 
 @dataclass(slots=True)
@@ -113,6 +116,8 @@ class Answers:
 
     cluster: ClusterInfo
     quorum: QuorumInfo | None
+    controller: int | None
+    """The active controller; None while there is none."""
     topics: Sequence[TopicInfo]
     loads: Mapping[int, BrokerLoad]
     """What brokers told the controller; nothing of a cluster that is not Headrace."""
@@ -127,12 +132,18 @@ async def ask(config: dict[str, object]) -> Answers:
     }
     async with Admin({**patient, **config}) as admin:
         cluster = await describe_brokers(admin)
-        quorum = None
-        with contextlib.suppress(KafkaError):  # between two leaders of the quorum there is none to tell of
+        quorum, controller = None, None
+        try:
             quorum = await describe_quorum(admin)
+            controller = quorum.leader_id
+        except KafkaError as error:
+            # Who cannot tell now has no leader of the quorum to ask: whom a broker then names as the controller is only
+            # someone to send requests to, itself perhaps. A cluster that never tells of its quorum means it.
+            if not error.retriable and cluster.controller_id != NO_NODE:
+                controller = cluster.controller_id
         reply = await admin.cluster.describe(None)
         topics = [admin.cluster.topics[topic.name] for topic in reply.topics]
-        return Answers(cluster, quorum, topics, await _ask_loads(admin, quorum))
+        return Answers(cluster, quorum, controller, topics, await _ask_loads(admin, quorum))
 
 
 async def _ask_loads(admin: Admin, quorum: QuorumInfo | None) -> Mapping[int, BrokerLoad]:
@@ -206,14 +217,12 @@ def _add_answers(view: View, answers: Answers | str, *, remote: bool = False) ->
         alive = remote or row.pid is not None
         if alive:
             row.state = RUNNING if row.number in in_service else FENCED
-    quorum = answers.quorum
-    for number in quorum.voters if quorum is not None else ():
+    for number in answers.quorum.voters if answers.quorum is not None else ():
         if number in rows:
             rows[number].controller = "voter"
-    leader = answers.cluster.controller_id if quorum is None else quorum.leader_id
-    view.controller = leader if leader >= 0 else None
-    if leader in rows:
-        rows[leader].controller = "leader"
+    view.controller = answers.controller
+    if answers.controller in rows:
+        rows[answers.controller].controller = "leader"
     for topic in answers.topics:
         for partition in topic.partitions.values():
             view.total += 1
@@ -261,10 +270,11 @@ def columns_and_rows(view: View) -> tuple[list[str], list[list[object]]]:
 
 
 def summary(view: View) -> str:
-    """One line about the partitions."""
+    """One line about the partitions, and one before it when nobody decides about them."""
     if not view.answered:
         return f"the cluster does not answer: {view.why_not}"
-    return f"{view.total} partitions, {view.offline} offline, {view.under_replicated} under-replicated"
+    partitions = f"{view.total} partitions, {view.offline} offline, {view.under_replicated} under-replicated"
+    return partitions if view.controller is not None else f"{NO_CONTROLLER}\n{partitions}"
 
 
 def amount(count: float) -> str:

@@ -37,7 +37,7 @@ def drawn(view: View, local: LocalCluster) -> Group:
     for row in rows:
         cells = ["" if cell is None else str(cell) for cell in row]
         table.add_row(*(Text(cell, style=COLOURS.get(cell, "")) for cell in cells))
-    bad = view.offline or not view.answered
+    bad = view.offline or view.controller is None
     style = "bold red" if bad else "yellow" if view.under_replicated else "green"
     return Group(
         Text(f"headrace {view.bootstrap}", style="bold"),

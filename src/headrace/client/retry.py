@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 # What no broker knows: news that is on its way, or a name that is wrong.
 UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+NO_ANSWER_HINT = "the broker may be overloaded, paused or gone, or wait for an active controller"
 
 
 async def with_retries(
@@ -31,14 +32,16 @@ async def with_retries(
     started_s = loop.time()
     deadline_s = started_s + timeout_ms / 1000
     failures = 0
+    last: KafkaError | None = None
     while True:
         try:
             async with asyncio.timeout_at(deadline_s):
                 return await attempt()
         except TimeoutError:
-            raise _out_of_time(cluster, round((deadline_s - started_s) * 1000)) from None
+            raise _out_of_time(cluster, round((deadline_s - started_s) * 1000), last) from None
         except KafkaError as error:
             failures += 1
+            last = error
             if not _worth_retrying(error):
                 raise
             if not cluster.nodes and isinstance(error, Disconnected | RequestTimedOut):
@@ -66,21 +69,21 @@ async def _look_again(cluster: Cluster) -> None:
         cluster.last_error = error
 
 
-def _out_of_time(cluster: Cluster, timeout_ms: int) -> KafkaError:
-    if isinstance(cluster.last_error, Disconnected):
+def _out_of_time(cluster: Cluster, timeout_ms: int, last: KafkaError | None) -> KafkaError:
+    """Why there is no result: what the attempts before met, else what happened to the cluster's connections."""
+    why = cluster.last_error if last is None else last
+    if isinstance(why, Disconnected):
         return Disconnected(
-            f"no broker answered within {timeout_ms} ms; the last attempt: {cluster.last_error.message}",
-            cluster.last_error.hint,
+            f"no broker answered within {timeout_ms} ms; the last attempt: {why.message}", why.hint
         )
-    if isinstance(cluster.last_error, KafkaError):
-        why = cluster.last_error
-        return RequestTimedOut(f"no answer within {timeout_ms} ms; the last error: {why.message}", why.hint)
+    if isinstance(why, KafkaError):
+        return RequestTimedOut(
+            f"no answer within {timeout_ms} ms; the last error: {why.message}", why.hint or NO_ANSWER_HINT
+        )
     if not cluster.nodes:
         asked = ", ".join(f"{host}:{port}" for host, port in cluster.config.bootstrap_servers)
         return RequestTimedOut(
             f"no answer from {asked} within {timeout_ms} ms",
             f"{NOT_KAFKA_HINT} and that the broker is not stuck",
         )
-    return RequestTimedOut(
-        f"no answer within {timeout_ms} ms", "the broker may be overloaded, paused or gone"
-    )
+    return RequestTimedOut(f"no answer within {timeout_ms} ms", NO_ANSWER_HINT)
