@@ -512,7 +512,7 @@ class Admin:
             connection = await self.cluster.controller()
             reply = await connection.request(api, body)
             if ErrorCode.NOT_CONTROLLER in codes(reply):
-                raise KafkaError(ErrorCode.NOT_CONTROLLER, "the controller has moved")
+                raise KafkaError(ErrorCode.NOT_CONTROLLER, "the controller has moved, or none is active")
             return reply
 
         return await self.retried(attempt)
