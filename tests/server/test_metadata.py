@@ -9,8 +9,18 @@ from headrace.base.clock import SystemClock
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.settings import TopicConfig
 from headrace.cluster.records import BrokerRecord, ConfigRecord, MetadataRecord, PartitionRecord, TopicRecord
-from headrace.consensus.raft.messages import AnyMessage, encode_message
+from headrace.consensus.raft import quorum_state
+from headrace.consensus.raft.messages import (
+    AnyMessage,
+    Append,
+    Entry,
+    HardState,
+    VoteReply,
+    VoteRequest,
+    encode_message,
+)
 from headrace.consensus.snapshots import find_snapshots
+from headrace.server import quorum as quorum_module
 from headrace.server.metadata import MetadataStore
 from headrace.server.quorum import Quorum, raft_settings
 from headrace.storage.flusher import Flusher
@@ -260,15 +270,17 @@ def test_records_that_do_not_fit_the_image_reach_nobody() -> None:
     with_cluster(scenario)
 
 
+def full(*args: object, **kwargs: object) -> None:
+    """An append to a disk that has no room."""
+    raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "No space left on device")
+
+
 def test_a_full_disk_ends_no_process_and_the_node_goes_on_when_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(cluster: Cluster) -> None:
         node = await cluster.active()
         await node.store.commit([BrokerRecord(1, "host", 1, None, 1)])
-
-        def full(*args: object, **kwargs: object) -> None:
-            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "No space left on device")
 
         monkeypatch.setattr(type(node.log), "append", full)
         with pytest.raises(KafkaError):
@@ -282,3 +294,60 @@ def test_a_full_disk_ends_no_process_and_the_node_goes_on_when_there_is_room(
         assert not node.fatal
 
     with_cluster(scenario)
+
+
+def test_a_vote_that_is_being_written_is_the_only_one_of_its_term_though_the_node_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        leader = await cluster.active()
+        node = next(each for each in cluster.nodes.values() if each is not leader)
+        quorum, term = node.quorum, node.quorum.term + 5
+        first, second = [each for each in cluster.nodes if each != node.id]
+        cluster.cut_off.add(node.id)
+        votes: list[tuple[int, int]] = []
+        writes: list[Callable[[], bool]] = []
+        looks = 0
+        submit, reopen = node.flusher.submit, quorum._reopen
+
+        def post(message: AnyMessage) -> None:
+            if isinstance(message, VoteReply) and message.granted and not message.pre:
+                votes.append((message.to, message.term))
+
+        def hold(*args: object) -> bool:
+            writes.append(lambda: submit(*args))  # type: ignore[arg-type]
+            return True
+
+        def look() -> None:
+            nonlocal looks
+            looks += 1
+            reopen()
+
+        def ask(candidate: int) -> None:
+            asked = VoteRequest(node.id, candidate, term, 1 << 20, term, transfer=True)
+            quorum.receive(encode_message(asked))
+
+        monkeypatch.setattr(quorum, "_post", post)
+        monkeypatch.setattr(quorum, "_reopen", look)
+        monkeypatch.setattr(node.flusher, "submit", hold)
+        monkeypatch.setattr(quorum_module, "REOPEN_AFTER_S", 0.0)
+        ask(first)
+        with monkeypatch.context() as disk:
+            disk.setattr(type(node.log), "append", full)
+            end, last = node.log.log_end_offset, leader.quorum.term
+            quorum.receive(encode_message(Append(node.id, first, term, end, last, 0, [Entry(term, b"x")])))
+            assert quorum.node is None, "its disk refused a write"
+        await until(lambda: looks >= 2 or quorum.node is not None)
+        ask(second)  # in the term of the vote that is still being written
+        assert not votes
+        monkeypatch.setattr(node.flusher, "submit", submit)
+        writes.pop(0)()
+        await until(lambda: quorum.node is not None and quorum.node.vote is not None)
+        ask(second)
+        ask(first)
+        await until(lambda: bool(votes))
+        assert set(votes) == {(first, term)}
+        assert quorum_state.read_state(node.fs, DIRECTORY) == HardState(term, first)
+        assert not node.fatal
+
+    with_cluster(scenario, voters=3)

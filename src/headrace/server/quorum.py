@@ -111,6 +111,7 @@ class Quorum:
         self._bytes_since_snapshot = 0
         self._last_snapshot_bytes = 0
         self._snapshotting = False
+        self._syncing = False
         self._closed = False
         self._leader_heard: tuple[int, float] | None = None
         self.may_have_voted = False
@@ -179,9 +180,9 @@ class Quorum:
     def _reopen(self) -> None:
         if self._closed or self._driver is not None:
             return
-        if self._flusher.is_flushing(
-            self._log
-        ):  # opening flushes it too, and must not do so at the same time
+        # Opening flushes the log too, and must not do so at the same time; and a vote that is being written, which no
+        # message told of, must be found by whoever comes next, and not take the place of a newer one.
+        if self._syncing or self._flusher.is_flushing(self._log):
             self._loop.call_later(TICK_MS / 1000, self._reopen)
             return
         try:
@@ -348,23 +349,31 @@ class Quorum:
 
     def sync(self, ticket: SyncTicket) -> None:
         assert isinstance(ticket, DurableTicket)
-        if not ticket.writes_state:
-            self._flusher.request(self._log, self._synced)
-            return
+        if self._driver is not None:  # else it broke in this very turn, and nobody waits for it
+            assert not self._syncing, "one sync at a time"
+            self._syncing = True
+            self._sync(ticket, self._driver)
+
+    def _sync(self, ticket: DurableTicket, driver: RaftDriver) -> None:
+        """Run a ticket of a driver, which may be abandoned meanwhile: then no one is told, and the next may be made."""
+
+        def synced(error: Exception | None) -> None:
+            self._syncing = False
+            if driver is self._driver:
+                self._run(lambda: driver.synced(error))
 
         def written(error: Exception | None) -> None:
-            if error is not None:
-                self._synced(error)
+            if error is not None or driver is not self._driver:
+                synced(error)
             else:
-                self._flusher.request(self._log, self._synced)
+                self._flusher.request(self._log, synced)
 
-        if not self._flusher.submit(ticket.run, written):
-            self._loop.call_later(TICK_MS / 1000, lambda: self.sync(ticket))
-
-    def _synced(self, error: Exception | None) -> None:
-        if self._driver is not None:
-            driver = self._driver
-            self._run(lambda: driver.synced(error))
+        if driver is not self._driver:
+            synced(None)
+        elif not ticket.writes_state:
+            self._flusher.request(self._log, synced)
+        elif not self._flusher.submit(ticket.run, written):
+            self._loop.call_later(TICK_MS / 1000, lambda: self._sync(ticket, driver))
 
     def apply(self, first: int, entries: list[Entry]) -> None:
         assert self._application is not None and self._driver is not None
