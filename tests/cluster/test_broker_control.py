@@ -208,6 +208,23 @@ def test_a_second_process_of_the_same_number_is_refused_while_the_first_lives() 
     assert stage.register(1, incarnation=7, port=1) is ErrorCode.NONE
 
 
+def test_a_process_in_the_place_of_another_waits_for_its_session_where_a_vote_depends_on_it() -> None:
+    stage = Stage(1)
+    request = RegisterRequest(1, bytes([7] * 16), "host", 9001, None, "")
+
+    def refused() -> bool:
+        return stage.control.refusal(stage.image, request, stage.now_ms, also_in_place=True) is not None
+
+    assert stage.control.refusal(stage.image, request, stage.now_ms) is None
+    assert refused()
+    stage.now_ms += SESSION_MS
+    assert not refused()
+    stage.beat(1)
+    assert refused()
+    stage.commit(stage.control.gone(stage.image, 1))
+    assert not refused(), "it is fenced"
+
+
 def test_a_directory_of_another_cluster_is_refused() -> None:
     assert Stage().register(1, cluster_id="d") is ErrorCode.INCONSISTENT_CLUSTER_ID
 

@@ -8,9 +8,10 @@ import pytest
 
 from headrace import Consumer, Producer, TopicPartition
 from headrace.base.errors import ErrorCode, KafkaError
-from headrace.cluster.control_messages import BrokerLoad, PartitionLoad
+from headrace.cluster.control_messages import BrokerLoad, PartitionLoad, RegisterReply, RegisterRequest
 from headrace.cluster.image import NO_LEADER, ClusterImage
 from headrace.cluster.reassignment import is_moving
+from headrace.consensus.raft.leader import Leadership
 from headrace.consensus.raft.messages import VoteRequest, decode_message
 from headrace.records.builder import build_batch
 from headrace.server import broker as broker_module
@@ -18,6 +19,7 @@ from headrace.server.addresses import CannotServe
 from headrace.server.metadata import MetadataStore
 from headrace.server.quorum import Quorum
 from headrace.storage.manager import LogManager, Wanted
+from headrace.testing.ports import free_ports
 from headrace.wire.apis import Api
 from headrace.wire.headers import encode_request_header
 from headrace.wire.messages import decode_response, encode_request
@@ -413,6 +415,60 @@ def test_a_voter_that_lost_its_disk_votes_again_when_it_has_the_log(tmp_path: Pa
             await until(lambda q=quorum: set(q.voters) == {1, 2, 3}, "for its vote")
             assert {1, 2, 3} - {lost.id} in seen, "it did not vote while it had no log"
             assert again.broker.metadata.quorum.term >= max(terms)
+
+    with_cluster(scenario)
+
+
+def heard_of(active: Node, node_id: int) -> list[ErrorCode]:
+    """What the controller answers to registrations under a number, from now on."""
+    controller, told = active.broker.member.controller, list[ErrorCode]()
+    register = controller.register
+
+    def noted(request: RegisterRequest, answer: Callable[[RegisterReply], None]) -> None:
+        def note(reply: RegisterReply) -> None:
+            if request.node_id == node_id:
+                told.append(ErrorCode(reply.error))
+            answer(reply)
+
+        register(request, note)
+
+    controller.register = noted  # type: ignore[method-assign]
+    return told
+
+
+def test_a_second_process_of_a_voters_number_takes_no_vote_from_one_that_lives(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        victim, active = await cluster.other(), await cluster.active()
+        told = heard_of(active, victim.id)
+        second = Node(victim.id, free_ports(1)[0], cluster.settings, str(tmp_path / "second"))
+        starting = asyncio.ensure_future(second.process.start())
+        await until(lambda: len(told) >= 3, "for it to be answered")
+        await second.die()
+        await asyncio.gather(starting, return_exceptions=True)
+        assert set(told) == {ErrorCode.DUPLICATE_BROKER_REGISTRATION}
+        assert active.is_active and set(active.broker.metadata.quorum.voters) == {1, 2, 3}
+        assert not active.image.brokers[victim.id].fenced
+
+    with_cluster(scenario)
+
+
+def test_no_vote_is_taken_while_the_cluster_could_not_go_on_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        lost, active = await cluster.other(), await cluster.active()
+        quorum = active.broker.metadata.quorum
+        told = heard_of(active, lost.id)
+        await lost.die()
+        await until(lambda: active.image.brokers[lost.id].fenced, "for it to be fenced")
+        with monkeypatch.context() as others:
+            others.setattr(Leadership, "can_spare", lambda leadership, voter: False)
+            again = cluster.nodes[lost.id] = cluster.made(lost.id, str(tmp_path / "new"))
+            starting = asyncio.ensure_future(again.start())
+            await until(lambda: told.count(ErrorCode.NOT_CONTROLLER) >= 3, "for it to be put off")
+            assert set(quorum.voters) == {1, 2, 3} and ErrorCode.NONE not in told
+        await starting
+        await until(lambda: set(quorum.voters) == {1, 2, 3}, "for its vote")
 
     with_cluster(scenario)
 

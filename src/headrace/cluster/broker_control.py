@@ -79,20 +79,15 @@ class BrokerControl:
         self, image: ClusterImage, request: RegisterRequest, offset: int, now_ms: float
     ) -> tuple[Records, RegisterReply]:
         """A process wants to be a broker. `offset` is where the records will be in the log: its epoch, if they are."""
-        if request.cluster_id and image.cluster_id and request.cluster_id != image.cluster_id:
-            words = f"its data directory belongs to cluster {request.cluster_id}, this is {image.cluster_id}"
-            return [], RegisterReply(ErrorCode.INCONSISTENT_CLUSTER_ID, words)
+        refused = self.refusal(image, request, now_ms)
+        if refused is not None:
+            return [], refused
         before = image.brokers.get(request.node_id)
         if before is not None and before.incarnation == request.incarnation:
             self._sessions.setdefault(request.node_id, _Session(before.epoch, now_ms)).heard_ms = now_ms
             return [], RegisterReply(
                 ErrorCode.NONE, epoch=before.epoch, offset=offset, cluster_id=image.cluster_id
             )
-        if before is not None and self._is_another(before, request, now_ms):
-            words = (
-                f"a broker {request.node_id} is registered from {before.host}:{before.port}, and it is alive"
-            )
-            return [], RegisterReply(ErrorCode.DUPLICATE_BROKER_REGISTRATION, words)
         records = begin_anew(image, request.node_id, self._unclean) if before is not None else []
         records.append(
             BrokerRecord(
@@ -110,12 +105,27 @@ class BrokerControl:
             ErrorCode.NONE, epoch=offset, offset=offset + 1, cluster_id=image.cluster_id
         )
 
-    def _is_another(self, before: BrokerRegistration, request: RegisterRequest, now_ms: float) -> bool:
-        """Whether the registered process is still there. Not when the new one has its address."""
-        if before.fenced or (before.host, before.port) == (request.host, request.port):
-            return False
+    def refusal(
+        self, image: ClusterImage, request: RegisterRequest, now_ms: float, *, also_in_place: bool = False
+    ) -> RegisterReply | None:
+        """Why a process may not be a broker: it is of another cluster, or the registered process is still there.
+
+        It is not when the new one has its address; with `also_in_place` it is all the same, while it is heard of.
+        """
+        if request.cluster_id and image.cluster_id and request.cluster_id != image.cluster_id:
+            words = f"its data directory belongs to cluster {request.cluster_id}, this is {image.cluster_id}"
+            return RegisterReply(ErrorCode.INCONSISTENT_CLUSTER_ID, words)
+        before = image.brokers.get(request.node_id)
+        if before is None or before.incarnation == request.incarnation or before.fenced:
+            return None
+        in_place = (before.host, before.port) == (request.host, request.port)
         session = self._sessions.get(before.id)
-        return session is not None and session.heard_ms + self._session_timeout_ms() > now_ms
+        if (in_place and not also_in_place) or session is None:
+            return None
+        if session.heard_ms + self._session_timeout_ms() <= now_ms:
+            return None
+        words = f"a broker {before.id} is registered from {before.host}:{before.port}, and it is alive"
+        return RegisterReply(ErrorCode.DUPLICATE_BROKER_REGISTRATION, words)
 
     def heartbeat(
         self, image: ClusterImage, request: HeartbeatRequest, offset: int, now_ms: float

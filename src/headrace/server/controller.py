@@ -67,7 +67,7 @@ class Controller:
         self._config = config
         self._cluster_id = cluster_id
         self.brokers = BrokerControl(lambda: config().broker_session_timeout_ms, self._is_unclean)
-        self._to_vote_again: dict[int, str] = {}
+        self._to_vote_again: set[int] = set()
         """Voters that came with a new directory, and are to vote again when they have the log."""
         self._timer: Timer | None = None
         self._balancer = Balancer()
@@ -203,14 +203,17 @@ class Controller:
         if not metadata.is_active:
             answer(RegisterReply(ErrorCode.NOT_CONTROLLER, leader=self._leader()))
             return
-        if self._take_vote(request):
-            answer(
-                RegisterReply(ErrorCode.NOT_CONTROLLER, leader=self._leader())
-            )  # soon, when that is committed
+        now_ms = self._clock.monotonic_ms()
+        if self._lost_its_disk(request):
+            refused = self.brokers.refusal(metadata.pending, request, now_ms, also_in_place=True)
+            if refused is None:
+                self._take_vote(request.node_id)
+                refused = RegisterReply(
+                    ErrorCode.NOT_CONTROLLER, leader=self._leader()
+                )  # until that is committed
+            answer(refused)
             return
-        records, reply = self.brokers.register(
-            metadata.pending, request, metadata.end_offset, self._clock.monotonic_ms()
-        )
+        records, reply = self.brokers.register(metadata.pending, request, metadata.end_offset, now_ms)
 
         def done(error: KafkaError | None) -> None:
             told = reply
@@ -223,42 +226,44 @@ class Controller:
 
         self._commit(records, done)
 
-    def _take_vote(self, request: RegisterRequest) -> bool:
-        """Whether a voter lost its disk and votes still; then that is being ended.
+    def _lost_its_disk(self, request: RegisterRequest) -> bool:
+        """Whether a voter lost its disk and votes still.
 
-        A node that was here before and has a new directory does not know what it voted and acknowledged. It is a
-        voter no more, follows the log as any other broker does, and gets its vote back when it has all of it.
+        A node that was here before and has a new directory does not know what it voted and acknowledged. It is to be a
+        voter no more, to follow the log as any other broker does, and to vote again when it has all of it.
         """
-        quorum, node_id = self._metadata.quorum, request.node_id
-        before = self._metadata.pending.brokers.get(node_id)
-        if request.cluster_id or node_id not in quorum.voters or before is None:
+        node_id, before = request.node_id, self._metadata.pending.brokers.get(request.node_id)
+        if request.cluster_id or before is None or before.incarnation == request.incarnation:
             return False
-        if before.incarnation == request.incarnation or node_id == self._peers.node_id:
-            return False
-        address = quorum.voters[node_id]
+        return node_id in self._metadata.quorum.voters and node_id != self._peers.node_id
+
+    def _take_vote(self, node_id: int) -> None:
+        """Begin to take a vote, unless the cluster could not go on without it: then it is asked for again."""
+        quorum = self._metadata.quorum
         try:
+            if not quorum.can_spare(node_id):
+                raise KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, "no majority of the other voters is there")
             quorum.remove_voter(node_id).add_done_callback(_note)
         except KafkaError as error:
             logger.info("a vote cannot be taken yet", extra={"fields": {"node": node_id, "why": str(error)}})
-            return True
-        self._to_vote_again[node_id] = address
+            return
+        self._to_vote_again.add(node_id)
         logger.warning(
             "a voter has lost its data directory: it votes again when it has the metadata log",
             extra={"fields": {"node": node_id}},
         )
-        return True
 
     def _give_votes_back(self) -> None:
         quorum, image = self._metadata.quorum, self._metadata.image
-        for node_id, address in list(self._to_vote_again.items()):
+        for node_id in list(self._to_vote_again):
             broker = image.brokers.get(node_id)
             if node_id in quorum.voters or broker is None or broker.fenced:
                 continue
             try:
-                quorum.add_voter(node_id, address).add_done_callback(_note)
+                quorum.add_voter(node_id, f"{broker.host}:{broker.port}").add_done_callback(_note)
             except KafkaError:
                 continue  # it has not all of the log yet, or another change is under way
-            del self._to_vote_again[node_id]
+            self._to_vote_again.discard(node_id)
 
     def heartbeat(self, request: HeartbeatRequest, answer: Callable[[HeartbeatReply], None]) -> None:
         """Hear a broker; `answer` is called when what follows from that is committed."""

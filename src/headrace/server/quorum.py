@@ -234,6 +234,11 @@ class Quorum:
         """Let a voter vote no more; done when that is committed."""
         return self._change_voters(lambda node: node.remove_voter(node_id))
 
+    def can_spare(self, node_id: int) -> bool:
+        """Whether this node leads, and a majority of the voters but for one is there."""
+        leadership = None if self._driver is None else self._driver.node.leadership
+        return leadership is not None and leadership.can_spare(node_id)
+
     def _change_voters(self, change: Callable[[RaftNode], int]) -> "asyncio.Future[None]":
         future: asyncio.Future[None] = self._loop.create_future()
         driver = self._driver

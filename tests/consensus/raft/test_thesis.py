@@ -84,6 +84,18 @@ def test_the_last_voter_cannot_be_removed() -> None:
     assert refused.value.code is ErrorCode.INVALID_REQUEST
 
 
+def test_a_voter_can_be_spared_when_a_majority_of_the_others_answers() -> None:
+    bench = Bench(3)
+    bench.elect(1)
+    assert not bench[1].leadership.can_spare(3), "who is there is not known yet"
+    bench.tick_all(2)
+    assert bench[1].leadership.can_spare(2) and bench[1].leadership.can_spare(3)
+    bench.isolate(2)
+    bench.tick_all(20)
+    assert bench[1].leadership.can_spare(2)
+    assert not bench[1].leadership.can_spare(3)
+
+
 def test_a_voter_that_missed_its_removal_learns_of_it_and_disturbs_nobody() -> None:
     bench = Bench(3)
     bench.elect(1)

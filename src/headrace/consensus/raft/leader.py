@@ -207,6 +207,14 @@ class Leadership:
         left = {node: address for node, address in self.voters.items() if node != voter}
         return self._append(EntryKind.VOTERS, [encode_voters(left)])
 
+    def can_spare(self, voter: int) -> bool:
+        """Whether a majority of the other voters answered a heartbeat of the last election timeout."""
+        left = [node for node in self.voters if node != voter]
+        rounds = self._settings.election_ticks // self._settings.heartbeat_ticks
+        since = max(1, self._round - rounds)
+        heard = [node for node, progress in self.progress.items() if progress.round >= since]
+        return reached(left, [self.id, *heard])
+
     def _check_change(self) -> None:
         if self._membership.changed_end > self._log.commit or not self.has_committed:
             raise Refused(
