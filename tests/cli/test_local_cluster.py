@@ -86,6 +86,24 @@ def test_down_keeps_the_data_and_up_starts_the_same_cluster_again(one: Path) -> 
     assert b"kept" in succeeds("topic", "list", "-b", bootstrap)
 
 
+def test_a_cluster_comes_up_on_other_ports_than_it_went_down_on(tmp_path: Path) -> None:
+    directory = tmp_path / "moved"
+    at = ("--data", str(directory), "--detach")
+    port = free_row(5)
+    try:
+        succeeds("up", "--brokers", "4", "--port", str(port), *at)
+        succeeds("topic", "create", "kept", "-r", "3", "-b", status(directory)["bootstrap"])
+        succeeds("down", "--data", str(directory))
+        # One further each: where a broker was, its neighbour is now.
+        said = succeeds("up", "--port", str(port + 1), *at).decode()
+        bootstrap = ",".join(f"127.0.0.1:{port + number}" for number in range(1, 5))
+        assert said == f"ready {bootstrap}\n"
+        assert {broker["state"] for broker in status(directory)["brokers"]} == {"running"}
+        succeeds("produce", "kept", "-b", bootstrap, stdin=b"moved\n")
+    finally:
+        headrace_command("down", "--data", str(directory))
+
+
 def test_what_cannot_be_done_is_said_with_what_to_do_next(one: Path, tmp_path: Path) -> None:
     at = ("--data", str(one))
     assert "running already" in fails(1, "up", "--detach", *at)

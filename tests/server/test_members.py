@@ -266,6 +266,27 @@ def test_a_node_comes_to_vote_and_another_ceases_to() -> None:
     with_cluster(scenario, brokers=4)
 
 
+def test_a_quorum_that_was_changed_comes_about_again_where_the_log_says_it_is() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        listeners = [{"name": "PLAINTEXT", "host": "127.0.0.1", "port": cluster.ports[3]}]
+        body = {"cluster_id": None, "voter_id": 4, "listeners": listeners, "timeout_ms": 9_000}
+        asked = cluster.nodes[4]
+        assert (await asked.ask(Api.ADD_RAFT_VOTER, 1, body)).error_code == 0
+        reply = await asked.ask(Api.REMOVE_RAFT_VOTER, 0, {"cluster_id": None, "voter_id": 1})
+        assert reply.error_code in (ErrorCode.NONE, ErrorCode.VOTER_NOT_FOUND)
+        for number in (3, 4):
+            quorum = cluster.nodes[number].broker.metadata.quorum
+            await until(lambda q=quorum: set(q.voters) == {2, 3, 4}, "for the voters")
+        for node in cluster.alive:
+            await node.die()
+        for number in (3, 4):  # two of the three that vote now; the settings still tell of 1, 2 and 3
+            cluster.nodes[number] = cluster.made(number)
+        await asyncio.gather(cluster.nodes[3].start(), cluster.nodes[4].start())
+        assert (await cluster.active()).id in (3, 4)
+
+    with_cluster(scenario, brokers=4)
+
+
 def test_a_broker_that_is_gone_for_good_is_forgotten() -> None:
     async def scenario(cluster: Cluster) -> None:
         gone = cluster.nodes[4]

@@ -8,7 +8,9 @@ import pytest
 
 from headrace.base.clock import SystemClock
 from headrace.base.errors import ErrorCode, KafkaError
+from headrace.server import peer_link
 from headrace.server.peers import Lane, Peers
+from headrace.testing.ports import free_ports
 from headrace.wire.apis import PRIVATE_RAFT, Api
 from headrace.wire.headers import encode_response_header, parse_request_header
 from headrace.wire.messages import encode_response
@@ -165,13 +167,88 @@ def test_a_broker_that_moved_is_reached_where_the_image_says() -> None:
         await other.start()
         try:
             await until(lambda: peers.link(2).up)
-            peers.set_brokers({2: ("127.0.0.1", other.port)})
+            peers.set_brokers({2: ("127.0.0.1", other.port)}, newer=[2])
             assert bytes(await peers.link(2).request_raw(PRIVATE_RAFT, 0, b"x")) == b"x"
             assert len(other.writers) == 1
             peers.set_brokers({3: ("127.0.0.1", other.port)})
             assert peers.address(2) == ("127.0.0.1", node.port)
         finally:
             await other.stop()
+
+    with_node(scenario)
+
+
+def test_a_voter_that_moved_while_all_were_down_is_found_where_the_setting_says() -> None:
+    async def scenario(node: Node, peers: Peers) -> None:
+        other = Node()  # whoever has the port now under which the voter was registered
+        await other.start()
+        try:
+            peers.set_brokers({2: ("127.0.0.1", other.port)})
+            for lane in (Lane.RAFT, Lane.CONTROL):
+                assert bytes(await peers.link(2, lane).request_raw(PRIVATE_RAFT, 0, b"x")) == b"x"
+            assert (len(node.writers), len(other.writers)) == (2, 0)
+            peers.set_brokers({2: ("127.0.0.1", node.port)}, newer=[2])
+            assert peers.link(2, Lane.RAFT).up, "it is where the link is already"
+            assert bytes(await peers.link(2, Lane.FETCH).request_raw(PRIVATE_RAFT, 0, b"x")) == b"x"
+        finally:
+            await other.stop()
+
+    with_node(scenario)
+
+
+def test_a_voter_that_is_not_where_the_setting_says_is_found_where_it_registered_and_not_told_as_gone() -> (
+    None
+):
+    async def scenario(node: Node, _: Peers) -> None:
+        seen: list[bool] = []
+        setting = {2: ("127.0.0.1", free_ports(1)[0])}
+        peers = Peers(asyncio.get_running_loop(), SystemClock(), 1, setting)
+        peers.on_down.append(lambda node_id, gone: seen.append(gone))
+        try:
+            link = peers.link(2, Lane.RAFT)
+            await until(lambda: True in seen)
+            peers.set_brokers({2: ("127.0.0.1", node.port)})
+            seen.clear()
+            await until(lambda: link.up and bool(node.writers))
+            assert True not in seen
+            await node.stop()
+            await until(lambda: True in seen)
+            await node.start()
+            await until(lambda: link.up)
+        finally:
+            peers.close()
+
+    with_node(scenario)
+
+
+def test_a_stranger_where_a_voter_was_is_left_when_the_voter_answers_where_the_setting_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(stranger: Node, _: Peers) -> None:
+        late = Node()
+        (late.port,) = free_ports(1)
+        peers = Peers(asyncio.get_running_loop(), SystemClock(), 1, {2: ("127.0.0.1", late.port)})
+        peers.set_brokers({2: ("127.0.0.1", stranger.port)})
+        try:
+            link = peers.link(2, Lane.RAFT)
+            await until(lambda: link.up and bool(stranger.writers))
+            await late.start()
+            await until(lambda: bool(late.writers) and link.up)
+            await until(lambda: link.post(PRIVATE_RAFT, 0, b"x") and bool(late.posted))
+        finally:
+            peers.close()
+            await late.stop()
+
+    monkeypatch.setattr(peer_link, "LOOK_S", 0.01)
+    with_node(scenario)
+
+
+def test_voters_of_the_log_are_found_though_no_setting_tells_of_them() -> None:
+    async def scenario(node: Node, peers: Peers) -> None:
+        link = peers.link(4, Lane.RAFT)
+        peers.set_voters({4: ("127.0.0.1", node.port)})
+        peers.set_brokers({})
+        assert bytes(await link.request_raw(PRIVATE_RAFT, 0, b"x")) == b"x"
 
     with_node(scenario)
 

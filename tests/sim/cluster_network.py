@@ -281,7 +281,7 @@ class SimLink(Link):
         def done(connection: Connection | None, refused: bool) -> None:
             loop.enter(future.set_result, (connection, refused)) if not future.done() else None
 
-        if self._address(self.node_id) is None:
+        if self._next_address() is None:
             self._connecting = None
             self._lose(_unreachable(self.node_id, "its address is not known"), gone=False)
             return
@@ -292,9 +292,7 @@ class SimLink(Link):
             self._lose(_unreachable(self.node_id, "no connection"), gone=refused)
             return
         connection.ends[0] = self._end = _LinkEnd(self, loop, connection)
-        address = self._address(self.node_id)
-        assert address is not None
-        self._connected(connection, address)  # type: ignore[arg-type]
+        self._connected(connection)  # type: ignore[arg-type]
 
     def post(self, api: int, version: int, body: Any) -> bool:
         loop = self._loop

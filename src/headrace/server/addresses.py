@@ -4,6 +4,8 @@ Pure. Invariant: a setting that cannot be read, or contradicts another, stops th
 words that say what to do. Called by the process.
 """
 
+from collections.abc import Mapping
+
 from headrace.base.settings import BrokerConfig
 from headrace.server.peer_link import Address
 
@@ -36,6 +38,16 @@ def voters_of(config: BrokerConfig, host: str, port: int) -> dict[int, Address]:
             f"node {config.node_id} is no broker by its process.roles, and not among controller.quorum.voters"
         )
     return voters
+
+
+def logged_voters_of(voters: Mapping[int, str]) -> dict[int, Address]:
+    """Where the voters are reached by what the metadata log says, as far as it can be read."""
+    known: dict[int, Address] = {}
+    for node_id, address in voters.items():
+        name, _, number = address.rpartition(":")
+        if name and number.isdigit():
+            known[node_id] = (name.strip("[]"), int(number))
+    return known
 
 
 def advertised_of(config: BrokerConfig, host: str, port: int, hostname: str) -> tuple[str, int]:

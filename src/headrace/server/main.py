@@ -32,7 +32,7 @@ from headrace.consensus import metadata_log
 from headrace.consensus.raft.messages import AnyMessage, encode_message, unwrap, wrap
 from headrace.consensus.snapshots import SnapshotDamaged
 from headrace.security.authorizer import AllowAll
-from headrace.server.addresses import CannotServe, advertised_of, voters_of
+from headrace.server.addresses import CannotServe, advertised_of, logged_voters_of, voters_of
 from headrace.server.broker import Broker
 from headrace.server.controller import Controller
 from headrace.server.forwarding import Forwarding
@@ -333,6 +333,7 @@ class Process:
             post,
         )
         self._quorum.on_fatal = self._fail
+        self._quorum.on_voters = lambda told: peers.set_voters(logged_voters_of(told))
         return MetadataStore(self._quorum)
 
     def _private(
@@ -376,7 +377,8 @@ class Process:
     ) -> None:
         def changed(old: ClusterImage, new: ClusterImage) -> None:
             if old.brokers is not new.brokers:
-                peers.set_brokers({each.id: (each.host, each.port) for each in new.brokers.values()})
+                newer = [each.id for each in new.brokers.values() if 0 <= registration.epoch < each.epoch]
+                peers.set_brokers({each.id: (each.host, each.port) for each in new.brokers.values()}, newer)
             controller.changed(old, new)
             broker.member.changed(old, new, self._clock.monotonic_ms())
 

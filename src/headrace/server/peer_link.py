@@ -3,7 +3,9 @@
 Owns the socket and everything that waits on it. Invariants: each request is answered once, by its reply or by a
 KafkaError; replies come in the order of their requests, because the other end answers so; a large reply is received
 straight into memory of its own size and handed over without another copy. The link connects when it is first wanted
-and, from then on, again whenever it is lost, after a pause that grows and has some chance in it.
+and, from then on, again whenever it is lost, after a pause that grows and has some chance in it. A node may have
+several addresses: the one that was connected to last is tried first, and after a failure the next. Who answers at
+another than the first may be a stranger, and the node itself be late: so the first is tried further on meanwhile.
 
 How it was lost matters. A peer that is *gone* refused a connection, or reset one: no process listens there. One that
 merely closed, or does not answer, may be slow or cut off. A kill mostly looks like a close at first, so the first
@@ -38,6 +40,8 @@ REQUEST_TIMEOUT_MS = 30_000
 SWEEP_S = 0.5
 BACKOFF_MS = 20.0
 BACKOFF_MAX_MS = 500.0
+LOOK_S = 1.0
+"""How often a link that is connected elsewhere tries the first address."""
 GONE = (errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE)
 
 _LENGTH = Struct(">i")
@@ -72,9 +76,9 @@ class Link:
         chance: Chance,
         node_id: int,
         client_id: str,
-        address: Callable[[int], Address | None],
+        addresses: Callable[[int], Sequence[Address]],
         on_up: Callable[[int], None],
-        on_down: Callable[[int, bool], None],
+        on_down: Callable[[int, Address | None, bool], None],
     ) -> None:
         self.node_id = node_id
         self.up = False
@@ -84,15 +88,18 @@ class Link:
         self._clock = clock
         self._chance = chance
         self._client_id = client_id
-        self._address = address
+        self._addresses = addresses
         self._on_up = on_up
         self._on_down = on_down
-        self._connected_to: Address | None = None
+        self._turn = 0
+        self._tried: Address | None = None
         self._sock: socket.socket | None = None
         self._fd = -1
         self._connecting: asyncio.Task[None] | None = None
         self._retry: Timer | None = None
         self._sweep: Timer | None = None
+        self._look: Timer | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._failures = 0
         self._wanted = False
         self._closed = False
@@ -200,44 +207,83 @@ class Link:
 
     def readdress(self) -> None:
         """The address may have changed: when it did, connect anew."""
-        if self._connected_to is not None and self._address(self.node_id) not in (None, self._connected_to):
-            self._failures = 0
+        known = self._addresses(self.node_id)
+        if self.up and known and self._tried not in known:
+            self._failures = self._turn = 0
             self._lose(_unreachable(self.node_id, "it moved to another address"), gone=False)
+        elif self.up:
+            self._look_later()
         elif self._wanted and self._retry is not None:
             self._retry.cancel()
             self._try_again()
 
+    def _next_address(self) -> Address | None:
+        """Where to connect to now, if that is known."""
+        known = self._addresses(self.node_id)
+        self._tried = known[self._turn % len(known)] if known else None
+        return self._tried
+
     async def _connect(self) -> None:
-        sock: socket.socket | None = None
         try:
-            address = self._address(self.node_id)
+            address = self._next_address()
             if address is None:
                 raise OSError(errno.EADDRNOTAVAIL, "its address is not known")
-            family, kind, protocol, _, resolved = (
-                await self._loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
-            )[0]
-            sock = socket.socket(family, kind, protocol)
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await asyncio.wait_for(self._loop.sock_connect(sock, resolved), CONNECT_TIMEOUT_S)
+            sock = await self._reach(address)
         except OSError as error:
-            if sock is not None:
-                sock.close()
             self._connecting = None
             gone = error.errno in GONE
             self._lose(_unreachable(self.node_id, str(error) or "it does not answer"), gone=gone)
             return
-        except asyncio.CancelledError:
-            if sock is not None:
-                sock.close()
-            raise
         self._connecting = None
-        self._connected(sock, address)
+        self._connected(sock)
 
-    def _connected(self, sock: socket.socket, address: Address) -> None:
-        self._sock, self._fd, self._connected_to = sock, sock.fileno(), address
+    async def _reach(self, address: Address) -> socket.socket:
+        """A socket that is connected to an address. OSError when that cannot be."""
+        family, kind, protocol, _, resolved = (
+            await self._loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.wait_for(self._loop.sock_connect(sock, resolved), CONNECT_TIMEOUT_S)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _look_later(self) -> None:
+        """Try the first address in a while, if the link is connected to another."""
+        elsewhere = self._tried not in self._addresses(self.node_id)[:1]
+        if elsewhere and self._look is None and self._looking is None:
+            self._look = self._loop.call_later(LOOK_S, self._look_at_first)
+
+    def _look_at_first(self) -> None:
+        self._look = None
+        known = self._addresses(self.node_id)
+        if known:
+            self._looking = self._loop.create_task(self._go_over(known[0]))
+
+    async def _go_over(self, address: Address) -> None:
+        """Connect to the first address instead, if someone answers there."""
+        try:
+            (await self._reach(address)).close()
+        except OSError:
+            answers = False
+        else:
+            answers = True
+        self._looking = None
+        if answers and self.up and self._tried != address:
+            self._turn = 0
+            self._lose(_unreachable(self.node_id, "it is reached at another address"), gone=False)
+        elif self.up:
+            self._look_later()
+
+    def _connected(self, sock: socket.socket) -> None:
+        self._sock, self._fd = sock, sock.fileno()
         self._failures = 0
         self.up = True
+        self._look_later()
         self._loop.add_reader(self._fd, self._on_readable)
         self._flush()
         if self.up:
@@ -254,9 +300,10 @@ class Link:
             if not was_up:
                 delay_ms = min(BACKOFF_MS * 2**self._failures, BACKOFF_MAX_MS) * (0.5 + self._chance.random())
                 self._failures += 1
+                self._turn += 1
             self._retry = self._loop.call_later(delay_ms / 1000, self._try_again)
         if was_up or gone:
-            self._on_down(self.node_id, gone)
+            self._on_down(self.node_id, self._tried, gone)
         for _, request in requests:
             request.done(None, error)
 
@@ -270,7 +317,9 @@ class Link:
             if self._writing:
                 self._loop.remove_writer(self._fd)
             self._sock.close()
-        self._sock, self._connected_to = None, None
+        if self._look is not None:
+            self._look.cancel()
+        self._sock, self._look = None, None
         self.up = self._writing = False
         self._out.clear()
         self._unsent = 0
@@ -282,8 +331,9 @@ class Link:
         for timer in (self._retry, self._sweep):
             if timer is not None:
                 timer.cancel()
-        if self._connecting is not None:
-            self._connecting.cancel()
+        for task in (self._connecting, self._looking):
+            if task is not None:
+                task.cancel()
         self._drop_socket()
         requests, self._requests = self._requests, deque()
         for _, request in requests:

@@ -116,6 +116,9 @@ class Quorum:
         self._leader_heard: tuple[int, float] | None = None
         self.may_have_voted = False
         """The directory is new, and this node may have voted before, on a disk that it lost."""
+        self._told_voters: Voters = {}
+        self.on_voters: Callable[[Voters], None] = lambda voters: None
+        """Others vote, or are elsewhere, by the log, committed or not."""
         self.on_fatal: Callable[[str], None] = lambda why: None
         """The process cannot go on."""
 
@@ -160,6 +163,7 @@ class Quorum:
             driver.pump()
         except Exception as error:
             self._broke(error)
+        self._note_voters()
         self._note_role()
 
     def _broke(self, error: Exception) -> None:
@@ -406,6 +410,12 @@ class Quorum:
 
     def read_done(self, token: object, end: int | None) -> None:
         raise AssertionError("no reads are asked for")
+
+    def _note_voters(self) -> None:
+        voters = self.voters
+        if voters and voters != self._told_voters:
+            self._told_voters = voters
+            self.on_voters(voters)
 
     def _note_role(self) -> None:
         """Tell the application whether it leads, when that changed."""
