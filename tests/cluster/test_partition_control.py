@@ -103,11 +103,13 @@ def test_a_leader_that_resigns_is_followed_by_one_that_was_in_sync() -> None:
 
 
 def test_a_partition_that_is_not_there_is_refused_by_itself() -> None:
-    unknown = [IsrProposal(bytes(16), 0, 0, 0, ((1, -1),)), IsrProposal(TOPIC, 9, 0, 0, ((1, -1),))]
+    unknown = [IsrProposal(TOPIC, index, 4, 7, ((1, -1),)) for index in (9, -1)]
+    unknown.insert(0, IsrProposal(bytes(16), 0, 0, 0, ((1, -1),)))
     records, error, answers = alter_partitions(cluster(), 1, 10, unknown)
     assert (records, error) == ([], ErrorCode.NONE)
     assert [each.error for each in answers] == [
         ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ]
 

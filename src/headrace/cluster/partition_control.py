@@ -83,7 +83,7 @@ def _refusal(
 ) -> ErrorCode:
     if topic is None:
         return ErrorCode.UNKNOWN_TOPIC_ID
-    if proposal.index >= len(topic.partitions):
+    if not 0 <= proposal.index < len(topic.partitions):
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     now = topic.partitions[proposal.index]
     if now.leader != broker_id:
