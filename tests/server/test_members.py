@@ -413,6 +413,22 @@ def test_a_directory_of_another_cluster_or_node_is_refused(tmp_path: Path) -> No
     with_cluster(scenario)
 
 
+def test_a_node_that_was_left_as_the_only_voter_starts_again() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        left = await cluster.active()
+        others = [node for node in cluster.alive if node is not left]
+        for node in others:
+            body = {"cluster_id": None, "voter_id": node.id}
+            assert (await others[0].ask(Api.REMOVE_RAFT_VOTER, 0, body)).error_code == 0
+        await left.die()
+        again = cluster.nodes[left.id] = cluster.made(left.id)
+        await again.start()
+        assert again.is_active and set(again.broker.metadata.quorum.voters) == {left.id}
+        await cluster.create("t", [[1, 2, 3]])
+
+    with_cluster(scenario)
+
+
 def test_a_voter_that_lost_its_disk_votes_again_when_it_has_the_log(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.create("t", [[1, 2, 3]])

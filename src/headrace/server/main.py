@@ -295,7 +295,7 @@ class Process:
             ) from None
         except KafkaError as error:
             raise CannotServe(error.message) from None
-        self._check_voters(logs, voters, cluster_id)
+        self._check_voters(store, logs, voters, cluster_id)
         if "broker" in config.process_roles:
             await registration.register()
             self._belong(logs, directory, registration.cluster_id)
@@ -469,11 +469,17 @@ class Process:
             )
         return meta
 
-    def _check_voters(self, logs: LogManager, voters: Mapping[int, Address], cluster_id: str) -> None:
-        """A directory of a cluster of one elects its node at once, whoever else is told to vote: two would lead."""
-        assert self._quorum is not None
-        node = self._quorum.node
-        if node is not None and len(voters) > 1 and node.log.end and set(node.voters) == {node.id}:
+    def _check_voters(
+        self, store: MetadataStore, logs: LogManager, voters: Mapping[int, Address], cluster_id: str
+    ) -> None:
+        """A directory of a cluster of one elects its node at once, whoever else is told to vote: two would lead.
+
+        Not if all of them are brokers of that very cluster, who were left without a vote: they follow this node.
+        """
+        node = store.quorum.node
+        if node is None or not node.log.end or set(node.voters) != {node.id}:
+            return
+        if len(voters) > 1 and not voters.keys() <= store.image_of_all().brokers.keys():
             raise CannotServe(
                 f"the data directory {logs.data_dir} belongs to a cluster of its own, {cluster_id}, in which node "
                 f"{node.id} votes alone; choose another with --data, or leave out controller.quorum.voters"

@@ -10,13 +10,17 @@ new image after each step, before those who wait for it go on.
 import asyncio
 import heapq
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from headrace.base.errors import ErrorCode, KafkaError
 from headrace.base.log import get_logger
 from headrace.cluster.image import EMPTY, ClusterImage, apply, records_of
 from headrace.cluster.records import MetadataRecord, decode_entry, encode_entries, encode_record
+from headrace.consensus.raft.messages import EntryKind
 from headrace.consensus.raft.refusal import Refused
 from headrace.server.quorum import Quorum
+
+ALL_BYTES: Final = 1 << 62
 
 logger = get_logger(__name__)
 
@@ -92,6 +96,15 @@ class MetadataStore:
             self.pending = before
             future.set_exception(error)
         return future
+
+    def image_of_all(self) -> ClusterImage:
+        """What all of the log here makes, committed or not."""
+        node = self.quorum.node
+        if node is None:
+            return self.image
+        entries = node.log.entries(self.applied_offset, node.log.end, ALL_BYTES)
+        data = [entry.data for entry in entries if entry.kind == EntryKind.DATA]
+        return apply(self.image, (record for each in data for record in decode_entry(each)))
 
     def until(self, offset: int) -> "asyncio.Future[None]":
         """Done when `image` has everything below `offset`."""
