@@ -293,6 +293,7 @@ def test_a_coordinator_that_is_cut_off_tells_nothing_that_may_be_old() -> None:
         groups.shard(0)
     assert refused.value.code is ErrorCode.NOT_COORDINATOR
     assert groups.active() == []
+    assert groups.held(0).machine.offsets.get("g", "t", 0) is not None, "what it has begun goes on"
     world.partition.cut_off = False
     assert committed(groups) == 5
 

@@ -90,6 +90,8 @@ class HeartbeatReply(msgspec.Struct, frozen=True, array_like=True):
     fenced: bool = True
     may_stop: bool = False
     offset: int = -1
+    silence_ms: float = 0.0
+    """For how long the controller has heard of no majority, and so may be none any more."""
 
 
 class LoadsReply(msgspec.Struct, frozen=True, array_like=True):

@@ -70,7 +70,10 @@ class Registrant:
         self._acknowledged_ms: float | None = None
 
     def acknowledged_ms(self) -> float | None:
-        """When the last request was sent that the controller has answered well: until then it heard of this broker."""
+        """When the last request was sent that the controller has answered well: until then it heard of this broker.
+
+        A controller that itself hears of no majority speaks for the time only until that began.
+        """
         return self._acknowledged_ms
 
     def applied(self, offset: int, now_ms: float) -> None:
@@ -187,7 +190,8 @@ class Registrant:
             return
         self._asking = False
         self._failures = 0
-        self._acknowledged_ms = self._asked_ms
+        since_ms = self._asked_ms - reply.silence_ms
+        self._acknowledged_ms = max(self._acknowledged_ms or since_ms, since_ms)
         self._next_ms = now_ms + self._heartbeat_ms
         if self.state is State.LEAVING:
             if reply.may_stop:

@@ -92,7 +92,14 @@ class CoordinatorRuntime(Generic[M]):
     # -- asking --------------------------------------------------------------------------------------------------------
 
     def shard(self, index: int) -> Shard[M]:
-        """The shard, or the error that a client is to get until it can answer.
+        """The shard, for whoever asks from outside, or the error that a client is to get until it can answer."""
+        shard = self.held(index)
+        if self._world.is_cut_off(index):
+            raise KafkaError(ErrorCode.NOT_COORDINATOR, "cut off from the cluster; another may be by now")
+        return shard
+
+    def held(self, index: int) -> Shard[M]:
+        """The shard, to go on with what it has begun; the log decides whether that counts. KafkaError as above.
 
         One that is asked for need not wait for its turn: a slice of it is loaded at once, and most are no more.
         """
@@ -100,8 +107,6 @@ class CoordinatorRuntime(Generic[M]):
         if shard is None:
             known = 0 <= index < self.partition_count
             raise KafkaError(ErrorCode.NOT_COORDINATOR if known else ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        if self._world.is_cut_off(index):
-            raise KafkaError(ErrorCode.NOT_COORDINATOR, "cut off from the cluster; another may be by now")
         if not shard.active:
             try:
                 shard.load_some()

@@ -58,7 +58,7 @@ class GroupCoordinator:
 
     def _forget(self, index: int, gone: set[str]) -> None:
         try:
-            shard = self._runtime.shard(index)
+            shard = self._runtime.held(index)
         except KafkaError:
             return  # led elsewhere; or its offsets stay until they expire, and who asks is told of no such topic
         shard.run(lambda machine, now_ms, out: machine.forget_topics(gone, out))
@@ -67,10 +67,13 @@ class GroupCoordinator:
         self._runtime.close()
 
     def _shard(self, group_id: str) -> Shard[GroupShard]:
+        return self._runtime.shard(self._index(group_id))
+
+    def _index(self, group_id: str) -> int:
         count = self._runtime.partition_count
         if not count:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        return self._runtime.shard(partition_for(group_id, count))
+        return partition_for(group_id, count)
 
     # -- members -------------------------------------------------------------------------------------------------------
 
@@ -138,7 +141,7 @@ class GroupCoordinator:
 
     def unwatch_consumer(self, group_id: str, member_id: str) -> None:
         with contextlib.suppress(KafkaError):  # whoever watched a shard that is gone was told
-            self._shard(group_id).machine.unwatch_consumer(group_id, member_id)
+            self._runtime.held(self._index(group_id)).machine.unwatch_consumer(group_id, member_id)
 
     # -- offsets -------------------------------------------------------------------------------------------------------
 
@@ -195,7 +198,7 @@ class GroupCoordinator:
         done: Callable[[ErrorCode], None],
     ) -> None:
         """End a producer's transaction in one partition of the internal topic."""
-        self._runtime.shard(index).append_marker(batch, producer_id, marker, done)
+        self._runtime.held(index).append_marker(batch, producer_id, marker, done)
 
     def delete_offsets(
         self, group_id: str, partitions: Sequence[tuple[str, int]]

@@ -47,23 +47,26 @@ class TransactionCoordinator:
         self._runtime.close()
 
     def _shard(self, transactional_id: str) -> Shard[TransactionShard]:
+        return self._runtime.shard(self._index(transactional_id))
+
+    def _index(self, transactional_id: str) -> int:
         count = self._runtime.partition_count
         if not count:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        return self._runtime.shard(partition_for(transactional_id, count))
+        return partition_for(transactional_id, count)
 
     # -- markers -------------------------------------------------------------------------------------------------------
 
     def _send(self, markers: Markers) -> None:
         try:
-            epoch = self._shard(markers.transactional_id).epoch
+            epoch = self._runtime.held(self._index(markers.transactional_id)).epoch
         except KafkaError:
             return  # another coordinates it by now, and sends them
         self._sender.send(markers, epoch)
 
     def _marked(self, markers: Markers, results: Results) -> None:
         try:
-            shard = self._shard(markers.transactional_id)
+            shard = self._runtime.held(self._index(markers.transactional_id))
         except KafkaError:
             return
 

@@ -279,8 +279,10 @@ class Controller:
             told = reply
             if error is not None:
                 told = HeartbeatReply(ErrorCode.NOT_CONTROLLER, error.message, self._leader())
-            elif records:
-                told = HeartbeatReply(0, "", -1, reply.fenced, reply.may_stop, metadata.applied_offset)
+            elif reply.error == ErrorCode.NONE:
+                offset = metadata.applied_offset if records else reply.offset
+                silence_ms = metadata.quorum.silence_ms
+                told = HeartbeatReply(0, "", -1, reply.fenced, reply.may_stop, offset, silence_ms)
             answer(told)
 
         self._commit(records, done)

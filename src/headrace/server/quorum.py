@@ -279,6 +279,12 @@ class Quorum:
         elif node_id in node.voters:
             self._run(node.hasten)
 
+    @property
+    def silence_ms(self) -> float:
+        """For how long this node, which leads, has heard of no majority: another may have been elected since."""
+        leadership = None if self._driver is None else self._driver.node.leadership
+        return 0.0 if leadership is None else float(leadership.silence_ticks * TICK_MS)
+
     def leader_before(self) -> tuple[int, float] | None:
         """Another node that led before this one, and when it was last heard of, at the most two elections ago.
 

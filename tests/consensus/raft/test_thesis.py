@@ -96,6 +96,22 @@ def test_a_voter_can_be_spared_when_a_majority_of_the_others_answers() -> None:
     assert not bench[1].leadership.can_spare(3)
 
 
+def test_a_leader_knows_for_how_long_it_has_heard_of_no_majority() -> None:
+    bench = Bench(3)
+    bench.elect(1)
+    bench.tick_all(20)
+    leadership = bench[1].leadership
+    assert leadership.silence_ticks == 0
+    bench.isolate(2)
+    bench.tick_all(20)
+    assert leadership.silence_ticks == 0, "two of three are there"
+    bench.isolate(3)
+    before = leadership._now
+    while bench[1].leadership is leadership and leadership._now - before < 8:
+        bench.tick(1)
+    assert leadership.silence_ticks >= leadership._now - before > 0
+
+
 def test_a_voter_that_missed_its_removal_learns_of_it_and_disturbs_nobody() -> None:
     bench = Bench(3)
     bench.elect(1)

@@ -131,6 +131,13 @@ class Leadership:
                 progress.active = False
         return reached(self.voters, heard)
 
+    @property
+    def silence_ticks(self) -> int:
+        """For how long no majority of the voters was heard of; 0 as long as their heartbeats come as they should."""
+        heard = [self._now if voter == self.id else self.progress[voter].heard_tick for voter in self.voters]
+        silence = self._now - sorted(heard, reverse=True)[len(heard) // 2]
+        return silence if silence > 2 * self._settings.heartbeat_ticks else 0
+
     def _forget_silent_observers(self) -> None:
         limit = self._now - self._settings.observer_ticks
         for node in [node for node, progress in self.progress.items() if progress.heard_tick < limit]:
