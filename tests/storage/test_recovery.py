@@ -103,6 +103,21 @@ def test_a_producer_may_send_its_last_five_batches_again_after_a_clean_close() -
         assert append(again, make_batch(producer_id=1, sequence=80)) == 80
 
 
+def test_a_producer_is_known_by_its_snapshot_where_the_log_was_damaged_since() -> None:
+    log = make_log()
+    for number in range(3):
+        append(log, make_batch(producer_id=1, sequence=number))
+    log.close()
+    path = log.active.log_path
+    data = bytearray(log.fs.read(path))
+    data[-(len(data) // 3) + 53 + 3] ^= 4  # the sequence of the last batch
+    file = log.fs.open(path)
+    file.pwrite(bytes(data), 0)
+    again = reopen(log, clean=True)
+    assert again.producer_state.get(1).last_sequence == 2
+    assert append(again, make_batch(producer_id=1, sequence=3)) == 3
+
+
 def test_an_empty_log_stays_empty_and_keeps_its_start() -> None:
     log = make_log()
     log.close()

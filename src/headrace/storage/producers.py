@@ -72,7 +72,8 @@ def remember_recent(log: "PartitionLog") -> None:
     """Give producers back the batches that a snapshot leaves out, as far as the end of the log shows them.
 
     A snapshot holds each producer's last batch only. A producer that had several on the way when the broker stopped
-    sends all of them again; without this, all but the last would be refused as out of order.
+    sends all of them again; without this, all but the last would be refused as out of order. The snapshot is believed
+    where the two differ: it has a checksum, and the log, which nobody scanned, may have been damaged since.
     """
     active = log.active
     if not len(log.producer_state) or not active.size:
@@ -87,7 +88,7 @@ def remember_recent(log: "PartitionLog") -> None:
             recent.update(header, header.base_offset)
     for found in recent:
         known = log.producer_state.get(found.producer_id)
-        if known is not None and found.batches and known.last_offset == found.last_offset:
+        if known is not None and known.batches and list(known.batches)[-1:] == list(found.batches)[-1:]:
             known.batches = found.batches
 
 
