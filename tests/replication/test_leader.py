@@ -256,3 +256,14 @@ def test_a_consumer_that_read_beyond_what_a_new_leader_knows_of_is_not_told_that
     context = SimpleNamespace(authorize=lambda *args: True, throttle_ms=0)
     (answer,) = handle_offset_for_leader_epoch(broker, context, request)["topics"][0]["partitions"]
     assert (answer["leader_epoch"], answer["end_offset"]) == (3, 3)
+
+
+def test_followers_that_a_damaged_leader_holds_up_are_not_blamed_for_it():
+    partition = leader(records=3)
+    for node_id in (2, 3):
+        fetch(partition, node_id, 2)
+        partition.followers[node_id].asked_again = 2
+    assert partition.high_watermark == 2
+    partition.note_damage(2)
+    proposal = partition.propose(0.0, LAG_MS, lambda node, epoch: True)
+    assert [node for node, _ in proposal.isr] == [2, 3], "one of them is to lead"

@@ -111,7 +111,7 @@ class Follower:
 
         Time is not waited for where a follower is stuck: its disk is full, and producers wait for it.
         """
-        if self.is_stuck:
+        if self.is_stuck and self.end_offset < log_end_offset:
             return float("inf")
         caught_up_ms = self.caught_up_ms
         if self.end_offset >= log_end_offset and self.session is not None:

@@ -422,7 +422,7 @@ class Partition:
     def _wanted_isr(
         self, now_ms: float, lag_max_ms: float, eligible: Callable[[int, int], bool]
     ) -> list[int]:
-        end = self.log.log_end_offset
+        end = self.log.log_end_offset if self.damaged_at is None else self.high_watermark  # nobody gets more
         wanted = []
         for node_id in self.replicas:
             if node_id == self.node_id:
