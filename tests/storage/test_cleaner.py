@@ -246,7 +246,8 @@ def test_a_cleaning_of_a_log_that_was_cut_meanwhile_makes_nothing_clean() -> Non
     manager, log = managed(worker)
     segments = len(log.segments)
     manager.tick(NOW_MS + 500)
-    while len(log.segments) == segments:  # until what was cleaned is in place, and only the end is to be noted
+    # Until what was cleaned is in place, and only the end is to be noted.
+    while len(log.segments) == segments:
         work, done = worker.waiting.pop(0)
         work()
         if done is not None:
